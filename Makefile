@@ -1,0 +1,86 @@
+# Everything here sets itself up: on a machine with Python 3.11 and make, `make demo` and `make test` are the first
+# commands to type. ARGS reaches the command behind a target: make demo ARGS="--seconds 20", make test ARGS="-k registry".
+# PYTHON names the interpreter to use.
+
+PYTHON ?=
+ARGS ?=
+
+# The stamps' names tell the folder and the interpreter that .venv was made for; scripts/setup says why.
+MADE_FOR := $(shell printf '%s' '$(CURDIR) $(PYTHON)' | cksum | cut -d ' ' -f 1)
+STAMP := .venv/.made-$(MADE_FOR)
+RUN := $(STAMP)-run
+DEV := $(STAMP)-dev
+INPUTS := constraints.txt pyproject.toml $(wildcard plugins/*/pyproject.toml) scripts/setup
+
+BIN := .venv/bin
+CHECKS := check-style check-format check-types check-imports check-spelling check-generated
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test soak bench lint format generate clean $(CHECKS)
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo      a hub and three clusters on this machine, with load that moves'
+	@echo 'make test      the whole test suite'
+	@echo 'make lint      style, types, import rules, spelling, generated code'
+	@echo 'make soak      the tests that repeat for minutes'
+	@echo 'make bench     the benchmarks'
+	@echo 'make format    puts the code into its format'
+	@echo 'make generate  regenerates trio_federation/pb from proto/'
+	@echo 'make clean     removes .venv, caches and builds'
+
+$(RUN): $(INPUTS)
+	@PYTHON='$(PYTHON)' STAMP='$(STAMP)' scripts/setup
+	@touch $@
+
+$(DEV): $(INPUTS)
+	@PYTHON='$(PYTHON)' STAMP='$(STAMP)' scripts/setup dev
+	@touch $(RUN) $@
+
+setup: $(DEV)
+	@:
+
+demo: $(RUN)
+	@$(BIN)/trio-federation demo $(ARGS)
+
+test: $(DEV)
+	@$(BIN)/python -m pytest $(ARGS)
+
+# Random inputs anew each time, and more of them.
+soak: $(DEV)
+	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m soak $(ARGS)
+
+bench: $(DEV)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(CHECKS)
+
+check-style: $(DEV)
+	@$(BIN)/ruff check --quiet
+
+check-format: $(DEV)
+	@$(BIN)/ruff format --check --quiet || \
+		{ $(BIN)/ruff format --diff; echo 'not in the format of ruff: run `make format`' >&2; exit 1; }
+
+check-types: $(DEV)
+	@$(BIN)/mypy --no-error-summary
+
+check-imports: $(DEV)
+	@$(BIN)/lint-imports --no-logo
+
+check-spelling: $(DEV)
+	@$(BIN)/codespell
+
+check-generated: $(DEV)
+	@$(BIN)/python scripts/generate.py --check
+
+format: $(DEV)
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format --quiet
+
+generate: $(DEV)
+	@$(BIN)/python scripts/generate.py
+
+clean:
+	rm -rf .venv dist plugins/*/dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
