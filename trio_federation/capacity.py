@@ -1,0 +1,218 @@
+"""The record that everything here is about: how much room one pool of one env in one cluster has, its names and ranges,
+and how records add up. Pure: no I/O, no clock, no state beyond a cache of names already found valid. Which of two
+records is newer is decided in `samples.py`, how a record travels in `wire.py`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+INT32_MAX = 2**31 - 1
+UINT64_MAX = 2**64 - 1
+
+#: (cluster_id, namespace, env_name, member_pool); an aggregate row, whose pool is "", adds its scaling_group.
+Identity: TypeAlias = tuple[str, str, str, str] | tuple[str, str, str, str, str]
+
+
+class Origin(NamedTuple):
+    """Where a sample stands in the history of the agent that took it (semantics.md, "Wire")."""
+
+    #: the agent process: a random hexadecimal id, new with every start
+    instance: str
+    #: position in that instance's history; a higher one is newer, whatever the ages say
+    seq: int
+    #: when the instance started, in seconds on the local clock (at receipt: now - uptime)
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Room in one member pool (or, with member_pool "", in one scaling group or a whole env) of one cluster.
+
+    Counts are numbers of sandboxes. Nothing is checked here, so that a bad record can be named and counted where it
+    enters; `fault()` checks. Fields and their meaning: semantics.md, "Capacity: one record"."""
+
+    cluster_id: str
+    namespace: str
+    env_name: str
+    member_pool: str = ""
+    scaling_group: str = ""
+    idle: int = field(default=0, kw_only=True)
+    running: int = field(default=0, kw_only=True)
+    pending: int = field(default=0, kw_only=True)
+    desired: int = field(default=0, kw_only=True)
+    autoscaling_enabled: bool = field(default=False, kw_only=True)
+    #: scale-up headroom, meaningful only with autoscaling_enabled: -1 no ceiling, 0 at the ceiling, else that much room
+    capacity: int = field(default=0, kw_only=True)
+    #: seconds, counted from observed_at, for which scale-up was known to fail; 0 = not saturated
+    saturated_for: float = field(default=0.0, kw_only=True)
+    #: what the owner says of the member (Active, Saturated, Missing, Inconsistent); "" = not said. For people.
+    state: str = field(default="", kw_only=True)
+    #: seconds on the local clock at which the value was last known to be true; None = to be stamped by the agent
+    observed_at: float | None = field(default=None, kw_only=True)
+    #: no part of equality: two equal values are equal whoever took them
+    origin: Origin | None = field(default=None, kw_only=True, compare=False)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether its own autoscaler may add to it; a saturation that passes by itself is the router's business."""
+        return self.autoscaling_enabled and self.capacity != 0
+
+    @property
+    def schedulable(self) -> bool:
+        """Whether a create could be served: a sandbox is idle now, or one can be added."""
+        return self.idle > 0 or (self.autoscaling_enabled and self.capacity != 0)
+
+    @property
+    def identity(self) -> Identity:
+        """What makes it the same record: a member's four names, an aggregate row's with its group."""
+        if self.member_pool:
+            return (self.cluster_id, self.namespace, self.env_name, self.member_pool)
+        return (self.cluster_id, self.namespace, self.env_name, "", self.scaling_group)
+
+    @property
+    def sort_key(self) -> tuple[str, str, str, str, str]:
+        """The order of snapshots: cluster, namespace, env, pool, group."""
+        return (self.cluster_id, self.namespace, self.env_name, self.member_pool, self.scaling_group)
+
+
+class Withdrawal(NamedTuple):
+    """Word that an identity is gone, with its place in the agent's history (None: from a peer that sends none)."""
+
+    identity: Identity
+    origin: Origin | None = None
+
+
+#: One step in what is known: a new value of a record, or its end.
+Change: TypeAlias = Capacity | Withdrawal
+
+
+class Fault(NamedTuple):
+    """Why a record was refused: `reason` is a field's name, fit for a metric's label; `detail` a line for people."""
+
+    reason: str
+    detail: str
+
+
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+
+# Names repeat from record to record and from report to report, so each is matched once. Both the number of names kept
+# and their length are bounded, so a peer that sends ever new or ever longer ones cannot grow the caches.
+_match_label = lru_cache(65536)(_LABEL.fullmatch)
+_match_subdomain = lru_cache(65536)(_SUBDOMAIN.fullmatch)
+
+
+def is_label(name: object) -> bool:
+    """Whether `name` is a lower-case RFC 1123 label of at most 63 characters: a cluster id or a namespace."""
+    return isinstance(name, str) and len(name) <= 63 and _match_label(name) is not None
+
+
+def is_subdomain(name: object) -> bool:
+    """Whether `name` is a lower-case RFC 1123 subdomain of at most 253 characters: an env or a pool."""
+    return isinstance(name, str) and len(name) <= 253 and _match_subdomain(name) is not None
+
+
+def is_group(name: object) -> bool:
+    """Whether `name` can be a scaling group: "" or up to 63 printable characters that cannot break a target or a path.
+
+    str.isprintable() refuses control characters, line and paragraph separators and lone surrogates."""
+    return isinstance(name, str) and len(name) <= 63 and name.isprintable() and "::" not in name and "//" not in name
+
+
+def _is_state(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= 63 and text.isprintable()
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT32_MAX
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def fault(record: Capacity) -> Fault | None:
+    """Why a record breaks a name or a range of semantics.md, or None where it is good. Never raises for a bad value."""
+    if not is_label(record.cluster_id):
+        return Fault("cluster_id", _not_a("cluster_id", record.cluster_id, "a lower-case RFC 1123 label (≤ 63)"))
+    if not is_label(record.namespace):
+        return Fault("namespace", _not_a("namespace", record.namespace, "a lower-case RFC 1123 label (≤ 63)"))
+    if not is_subdomain(record.env_name):
+        return Fault("env_name", _not_a("env_name", record.env_name, "a lower-case RFC 1123 subdomain (≤ 253)"))
+    if record.member_pool != "" and not is_subdomain(record.member_pool):
+        return Fault(
+            "member_pool", _not_a("member_pool", record.member_pool, "a lower-case RFC 1123 subdomain (≤ 253)")
+        )
+    if not is_group(record.scaling_group):
+        text = "at most 63 printable characters without '::' and '//'"
+        return Fault("scaling_group", _not_a("scaling_group", record.scaling_group, text))
+    for name in ("idle", "running", "pending", "desired"):
+        if not _is_count(value := getattr(record, name), 0):
+            return Fault(name, _not_a(name, value, f"a whole number from 0 to {INT32_MAX}"))
+    if not _is_count(record.capacity, -1):
+        return Fault("capacity", _not_a("capacity", record.capacity, f"a whole number from -1 to {INT32_MAX}"))
+    if not isinstance(record.autoscaling_enabled, bool):
+        return Fault("autoscaling_enabled", _not_a("autoscaling_enabled", record.autoscaling_enabled, "true or false"))
+    if not _is_seconds(record.saturated_for) or not 0 <= record.saturated_for <= INT32_MAX:
+        return Fault("saturated_for", _not_a("saturated_for", record.saturated_for, f"seconds from 0 to {INT32_MAX}"))
+    if not _is_state(record.state):
+        return Fault("state", _not_a("state", record.state, "at most 63 printable characters"))
+    if record.observed_at is not None and not _is_seconds(record.observed_at):
+        return Fault("observed_at", _not_a("observed_at", record.observed_at, "seconds on the local clock"))
+    return None
+
+
+def _not_a(name: str, value: object, wanted: str) -> str:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "…'"
+    return f"{name} {shown} is not {wanted}"
+
+
+def rollup(records: Iterable[Capacity]) -> list[Capacity]:
+    """Aggregate rows: per cluster and env one for each non-empty scaling group, and one, group "", for the whole env.
+
+    Members shadow aggregate rows of the same cluster and env. Without members, group rows stay as they are, and the
+    whole env is its own row or, where there is none, the sum of the group rows. Sums may pass int32. Sorted like
+    a snapshot. Source of the rules: semantics.md, "Capacity: one record"."""
+    envs: dict[tuple[str, str, str], list[Capacity]] = {}
+    for record in records:
+        envs.setdefault((record.cluster_id, record.namespace, record.env_name), []).append(record)
+    rows: list[Capacity] = []
+    for found in envs.values():
+        members = [record for record in found if record.member_pool]
+        whole = None if members else next((record for record in found if not record.scaling_group), None)
+        parts = members or [record for record in found if record.scaling_group]
+        groups: dict[str, list[Capacity]] = {}
+        for record in parts:
+            if record.scaling_group:
+                groups.setdefault(record.scaling_group, []).append(record)
+        rows.extend(_sum(group, of) for group, of in groups.items())
+        rows.append(_sum("", [whole] if whole is not None else parts))
+    rows.sort(key=lambda row: row.sort_key)
+    return rows
+
+
+def _sum(group: str, records: list[Capacity]) -> Capacity:
+    first = records[0]
+    growing = [record for record in records if record.autoscaling_enabled]
+    return Capacity(
+        first.cluster_id,
+        first.namespace,
+        first.env_name,
+        "",
+        group,
+        idle=sum(record.idle for record in records),
+        running=sum(record.running for record in records),
+        pending=sum(record.pending for record in records),
+        desired=sum(record.desired for record in records),
+        autoscaling_enabled=bool(growing),
+        capacity=-1 if any(record.capacity == -1 for record in growing) else sum(record.capacity for record in growing),
+        saturated_for=min((record.saturated_for for record in growing), default=0.0),
+        observed_at=min((record.observed_at for record in records if record.observed_at is not None), default=None),
+    )

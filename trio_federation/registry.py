@@ -1,0 +1,278 @@
+"""One cluster's view of the federation: the newest fresh record of every member, and the questions a router asks of it.
+Pure apart from a lock: no I/O and no tasks; time comes from the clock it was given. Which of two samples is newer, and
+what runs out when, is `samples.py`; where a create should go, less what was placed already, is `router.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal, fault
+from trio_federation.clock import Clock, HasCurrentTime, as_clock
+from trio_federation.samples import SampleTable
+
+# A query frees at most so many expired records on its way, so that its own cost stays that of its env's members. Every
+# record is pushed once, and every call frees more than one, so nothing piles up.
+_FREED_PER_QUERY = 8
+
+
+class ForeignMember(NamedTuple):
+    """The pool of another cluster that was found best for a create."""
+
+    cluster_id: str
+    member_pool: str
+    #: sandboxes ready there; 0 when it was chosen because it can grow
+    idle: int
+
+    @property
+    def target(self) -> str:
+        """What a create is pinned to: `<cluster>::<pool>`."""
+        return f"{self.cluster_id}::{self.member_pool}"
+
+
+class RegistryStatistics(NamedTuple):
+    """What a registry holds and has refused, at one moment."""
+
+    #: fresh records that queries can see
+    visible: int
+    #: fresh records, shadowed aggregate rows included
+    records: int
+    #: withdrawn identities still remembered
+    tombstones: int
+    #: clusters with a known current instance
+    instances: int
+    #: records refused since the start, by reason (see `capacity.fault`)
+    refused: dict[str, int]
+
+
+class _Segment:
+    """What one cluster says of one env."""
+
+    __slots__ = ("aggregates", "members")
+
+    def __init__(self) -> None:
+        #: by member_pool
+        self.members: dict[str, Capacity] = {}
+        #: by scaling_group
+        self.aggregates: dict[str, Capacity] = {}
+
+
+class _IndexedTable(SampleTable):
+    """The samples, and where the records of one env are found."""
+
+    def __init__(self, *, ttl: float, tombstone_ttl: float, silence_limit: float) -> None:
+        super().__init__(ttl=ttl, tombstone_ttl=tombstone_ttl, silence_limit=silence_limit)
+        #: by (namespace, env_name), then by cluster_id
+        self.envs: dict[tuple[str, str], dict[str, _Segment]] = {}
+
+    def record_added(self, record: Capacity) -> None:
+        clusters = self.envs.setdefault((record.namespace, record.env_name), {})
+        segment = clusters.get(record.cluster_id)
+        if segment is None:
+            segment = clusters[record.cluster_id] = _Segment()
+        if record.member_pool:
+            segment.members[record.member_pool] = record
+        else:
+            segment.aggregates[record.scaling_group] = record
+
+    def record_replaced(self, old: Capacity, new: Capacity) -> None:
+        segment = self.envs[new.namespace, new.env_name][new.cluster_id]
+        if new.member_pool:
+            segment.members[new.member_pool] = new
+        else:
+            segment.aggregates[new.scaling_group] = new
+
+    def record_removed(self, record: Capacity) -> None:
+        env = (record.namespace, record.env_name)
+        clusters = self.envs[env]
+        segment = clusters[record.cluster_id]
+        if record.member_pool:
+            del segment.members[record.member_pool]
+        else:
+            del segment.aggregates[record.scaling_group]
+        if not segment.members and not segment.aggregates:
+            del clusters[record.cluster_id]
+            if not clusters:
+                del self.envs[env]
+
+    def visible(self, segment: _Segment, now: float) -> Iterator[Capacity]:
+        """Fresh records of one segment: its members, or, while it has no live one, its aggregate rows."""
+        live = False
+        for record in segment.members.values():
+            if now - _observed_at(record) <= self.ttl:
+                live = True
+                yield record
+        if not live:
+            for record in segment.aggregates.values():
+                if now - _observed_at(record) <= self.ttl:
+                    yield record
+
+
+class Registry:
+    """One cluster's view of the federation (semantics.md, "Registry: one cluster's view").
+
+    `local_cluster_id`: the cluster whose records are local, a lower-case RFC 1123 label.
+    `ttl`: seconds for which a record counts after it was observed.
+    `clock`: a function that returns seconds, an object with `current_time()` such as trio's MockClock, or None for
+    the time since boot.
+    `tombstone_ttl`, `silence_limit`: seconds, see `SampleTable`.
+    Safe to call from any task and from worker threads. Raises ValueError for a bad cluster id or time."""
+
+    def __init__(
+        self,
+        local_cluster_id: str,
+        ttl: float = 30.0,
+        clock: Clock | HasCurrentTime | None = None,
+        *,
+        tombstone_ttl: float = 60.0,
+        silence_limit: float = 15.0,
+    ) -> None:
+        if (bad := fault(Capacity(local_cluster_id, "any", "any"))) is not None:
+            raise ValueError(f"local {bad.detail}")
+        self.local_cluster_id = local_cluster_id
+        self._clock = as_clock(clock)
+        self._table = _IndexedTable(ttl=ttl, tombstone_ttl=tombstone_ttl, silence_limit=silence_limit)
+        self._refused: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which a record counts after it was observed."""
+        return self._table.ttl
+
+    def now(self) -> float:
+        """The registry's own time, in seconds: what `observed_at` is measured on."""
+        return self._clock()
+
+    def set_clock(self, clock: Clock | HasCurrentTime | None) -> None:
+        """Read time from another clock from now on. Records keep the stamps that they have."""
+        with self._lock:
+            self._clock = as_clock(clock)
+
+    # Taking in.
+
+    def upsert(self, records: Iterable[Capacity]) -> list[Fault]:
+        """Take in samples. One that is older than what is known changes nothing; one that breaks a name or a range is
+        refused and counted, and the rest goes on. Returns why records were refused, in their order."""
+        return self.apply(records)
+
+    def withdraw(self, identities: Iterable[Identity | Withdrawal]) -> None:
+        """Remove at once, and remember for `tombstone_ttl`, so that an older copy does not bring a record back."""
+        self.apply(item if isinstance(item, Withdrawal) else Withdrawal(item) for item in identities)
+
+    def apply(self, changes: Iterable[Change]) -> list[Fault]:
+        """Take in samples and withdrawals in one step, in their order; returns as `upsert` does."""
+        faults: list[Fault] = []
+        good: list[Change] = []
+        for change in changes:
+            if isinstance(change, Capacity) and (bad := fault(change)) is not None:
+                faults.append(bad)
+            else:
+                good.append(change)
+        with self._lock:
+            self._table.apply(good, self._clock())
+            self._refused.update(bad.reason for bad in faults)
+        return faults
+
+    # Queries: each costs time in the members of its one env.
+
+    def records(self, namespace: str, env_name: str) -> list[Capacity]:
+        """Every fresh, unshadowed record of one env, local and foreign, in no particular order."""
+        with self._lock:
+            now = self._clock()
+            self._table.expire(now, _FREED_PER_QUERY)
+            segments = self._table.envs.get((namespace, env_name))
+            if segments is None:
+                return []
+            return [record for segment in segments.values() for record in self._table.visible(segment, now)]
+
+    def local_idle(self, namespace: str, env_name: str, group: str = "") -> int:
+        """Sandboxes ready in this cluster, in the whole env or in one scaling group."""
+        return sum(record.idle for record in self._local(namespace, env_name, group))
+
+    def local_can_grow(self, namespace: str, env_name: str, group: str = "") -> bool:
+        """Whether any member of this cluster, in the whole env or in one scaling group, can grow."""
+        return any(record.can_grow for record in self._local(namespace, env_name, group))
+
+    def best_foreign_member(self, namespace: str, env_name: str, group: str = "") -> ForeignMember | None:
+        """The other cluster's pool that a create fits best, or None where none is schedulable.
+
+        Idle beats growth; more idle, or more headroom (-1 is most), beats less; ties go to the first cluster and pool
+        by name. A non-empty group matches equal groups only. Placements made meanwhile are the Router's business."""
+        best: Capacity | None = None
+        best_rank: tuple[float, float, str, str] | None = None
+        for record in self.records(namespace, env_name):
+            if record.cluster_id == self.local_cluster_id or not record.member_pool or not record.schedulable:
+                continue
+            if group and record.scaling_group != group:
+                continue
+            headroom = 0.0 if record.idle else (float("inf") if record.capacity == -1 else record.capacity)
+            rank = (-record.idle, -headroom, record.cluster_id, record.member_pool)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = record, rank
+        return None if best is None else ForeignMember(best.cluster_id, best.member_pool, best.idle)
+
+    def foreign_members(self, namespace: str, env_name: str) -> list[Capacity]:
+        """Every fresh, unshadowed record that other clusters have of the env, by cluster, pool and group."""
+        found = [r for r in self.records(namespace, env_name) if r.cluster_id != self.local_cluster_id]
+        found.sort(key=lambda record: record.sort_key)
+        return found
+
+    def snapshot(self) -> list[Capacity]:
+        """Every fresh, unshadowed record, by cluster, namespace, env, pool and group."""
+        with self._lock:
+            now = self._clock()
+            self._table.expire(now)
+            found = [
+                record
+                for segments in self._table.envs.values()
+                for segment in segments.values()
+                for record in self._table.visible(segment, now)
+            ]
+        found.sort(key=lambda record: record.sort_key)
+        return found
+
+    def __len__(self) -> int:
+        """The number of records that `snapshot` would return."""
+        return self.statistics().visible
+
+    def statistics(self) -> RegistryStatistics:
+        """What is held now, after freeing what has run out."""
+        with self._lock:
+            now = self._clock()
+            self._table.expire(now)
+            held = self._table.held()
+            visible = sum(
+                1
+                for segments in self._table.envs.values()
+                for segment in segments.values()
+                for _ in self._table.visible(segment, now)
+            )
+            return RegistryStatistics(
+                visible, held["records"], held["tombstones"], held["instances"], dict(sorted(self._refused.items()))
+            )
+
+    def __repr__(self) -> str:
+        return f"<Registry of {self.local_cluster_id}: {len(self)} records>"
+
+    def _local(self, namespace: str, env_name: str, group: str) -> list[Capacity]:
+        found = [r for r in self.records(namespace, env_name) if r.cluster_id == self.local_cluster_id]
+        return in_group(found, group)
+
+
+def in_group(records: list[Capacity], group: str) -> list[Capacity]:
+    """Those of one cluster's unshadowed records of one env that a question about `group` is answered from.
+
+    A non-empty group: its members, or its aggregate row. Group "": every member; with aggregate rows only, the
+    whole-env row, or, where there is none, the group rows."""
+    if group:
+        return [record for record in records if record.scaling_group == group]
+    whole = [record for record in records if not record.member_pool and not record.scaling_group]
+    return whole or records
+
+
+def _observed_at(record: Capacity) -> float:
+    assert record.observed_at is not None  # the table stamps every record that it takes in
+    return record.observed_at

@@ -1,0 +1,322 @@
+"""Which sample of a record is the newest, and for how long it counts: origins, tombstones, instances, time to live. The
+one place with these rules (semantics.md, "Registry" and "Wire"), shared by an agent's Registry and a hub's store. Pure:
+`now` is an argument, nothing here is a task or takes a lock, and what is done with the records is the caller's
+business.
+
+What has run out is freed without a scan: everything that ends on its own has one entry in a heap, ordered by when it
+has to be looked at again. A record that was refreshed meanwhile is put back when its entry comes up, so a refresh
+itself costs no heap operation, and every record is put back at most once per time to live."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal
+
+#: Starts of two instances closer than this (seconds) cannot be told apart: uptimes are measured by different machines
+#: and delayed on their way.
+START_TOLERANCE = 5.0
+
+
+class _Ending(Protocol):
+    """Something in the heap: `due` is when its entry is looked at, `ends_at` when it has really run out."""
+
+    due: float
+
+    def ends_at(self, ttl: float) -> float: ...
+
+    def forget(self, table: SampleTable) -> None: ...
+
+
+class _Slot:
+    """The newest sample of one identity. `observed_at` is always a number here."""
+
+    __slots__ = ("due", "identity", "observed_at", "record")
+
+    def __init__(self, identity: Identity, record: Capacity, observed_at: float) -> None:
+        self.identity = identity
+        self.record = record
+        self.observed_at = observed_at
+        self.due = -math.inf
+
+    def ends_at(self, ttl: float) -> float:
+        return self.observed_at + ttl
+
+    def forget(self, table: SampleTable) -> None:
+        if table._slots.get(self.identity) is self:
+            table._remove(self)
+
+
+class _Tombstone:
+    """What is left of a withdrawn identity, so that a slower copy cannot bring it back."""
+
+    __slots__ = ("due", "identity", "origin", "until", "withdrawn_at")
+
+    def __init__(self, identity: Identity, origin: Origin | None, withdrawn_at: float, until: float) -> None:
+        self.identity = identity
+        self.origin = origin
+        self.withdrawn_at = withdrawn_at
+        self.until = until
+        self.due = -math.inf
+
+    def ends_at(self, ttl: float) -> float:
+        return self.until
+
+    def forget(self, table: SampleTable) -> None:
+        if table._tombstones.get(self.identity) is self:
+            del table._tombstones[self.identity]
+
+
+class _Instance:
+    """The agent process that counts as current for one cluster, and the last moment at which it is known to have
+    lived."""
+
+    __slots__ = ("cluster_id", "due", "instance", "last_evidence", "started_at")
+
+    def __init__(self, cluster_id: str, origin: Origin, evidence: float) -> None:
+        self.cluster_id = cluster_id
+        self.instance = origin.instance
+        self.started_at = origin.started_at
+        self.last_evidence = evidence
+        self.due = -math.inf
+
+    def ends_at(self, ttl: float) -> float:
+        return self.last_evidence + ttl
+
+    def forget(self, table: SampleTable) -> None:
+        if table._instances.get(self.cluster_id) is self:
+            del table._instances[self.cluster_id]
+
+
+class SampleTable:
+    """The newest fresh sample per identity.
+
+    `ttl`: seconds for which a record counts after it was observed (an age of exactly ttl still counts).
+    `tombstone_ttl`: seconds for which a withdrawn identity is remembered, one hub TTL.
+    `silence_limit`: seconds after which an instance that is not heard of may be replaced by one that started together
+    with it. Every method takes `now`, seconds on one clock that does not go back."""
+
+    def __init__(self, *, ttl: float, tombstone_ttl: float = 60.0, silence_limit: float = 15.0) -> None:
+        if not (0 < ttl < math.inf and 0 <= tombstone_ttl < math.inf and 0 <= silence_limit < math.inf):
+            raise ValueError("ttl must be a positive number of seconds, tombstone_ttl and silence_limit not negative")
+        self.ttl = ttl
+        self.tombstone_ttl = tombstone_ttl
+        self.silence_limit = silence_limit
+        self._slots: dict[Identity, _Slot] = {}
+        self._tombstones: dict[Identity, _Tombstone] = {}
+        self._instances: dict[str, _Instance] = {}
+        #: how many records of one cluster and instance are held; no entry for none
+        self._held: dict[tuple[str, str], int] = {}
+        self._heap: list[tuple[float, int, _Ending]] = []
+        self._pushed = 0
+
+    # What a subclass that keeps an index of its own overrides.
+
+    def record_added(self, record: Capacity) -> None:
+        """An identity that was not held has a record now."""
+
+    def record_replaced(self, old: Capacity, new: Capacity) -> None:
+        """An identity's record gave way to a newer sample."""
+
+    def record_removed(self, record: Capacity) -> None:
+        """An identity has no record any more: withdrawn, or run out."""
+
+    # Taking in.
+
+    def apply(self, changes: Iterable[Change], now: float) -> list[Change]:
+        """Take in samples and withdrawals, in this order. Returns those that were news, with observed_at filled in:
+        what a hub relays. Late, repeated and outdated ones change nothing and are left out."""
+        self.expire(now)
+        return [
+            news
+            for change in changes
+            if (news := self._sample(change, now) if isinstance(change, Capacity) else self._withdrawal(change, now))
+        ]
+
+    def _sample(self, record: Capacity, now: float) -> Capacity | None:
+        observed_at = record.observed_at
+        if observed_at is None or observed_at > now:
+            observed_at = now
+            record = replace(record, observed_at=now)
+        if record.origin is not None and not self._admit(record.cluster_id, record.origin, observed_at, now):
+            return None
+        identity = record.identity
+        tombstone = self._tombstones.get(identity)
+        if tombstone is not None and now <= tombstone.until and not _outlives(record.origin, observed_at, tombstone):
+            return None
+        slot = self._slots.get(identity)
+        if slot is not None and now - slot.observed_at > self.ttl:
+            self._remove(slot)
+            slot = None
+        if slot is not None and not _is_newer(record.origin, observed_at, slot):
+            return None
+        if tombstone is not None:
+            del self._tombstones[identity]
+        if now - observed_at > self.ttl:
+            # Newer than what is held, and yet too old to count: nothing is known to be true of it any more.
+            if slot is not None:
+                self._remove(slot)
+            return None
+        if slot is None:
+            slot = self._slots[identity] = _Slot(identity, record, observed_at)
+            self._count(record, 1)
+            self._push(slot)
+            self.record_added(record)
+            return record
+        old, slot.record, slot.observed_at = slot.record, record, observed_at
+        if (old.origin and old.origin.instance) != (record.origin and record.origin.instance):
+            self._count(old, -1)
+            self._count(record, 1)
+        if observed_at + self.ttl < slot.due:
+            self._push(slot)
+        self.record_replaced(old, record)
+        return record
+
+    def _withdrawal(self, withdrawal: Withdrawal, now: float) -> Withdrawal | None:
+        identity, origin = withdrawal
+        cluster_id = identity[0]
+        if origin is not None and not self._admit(cluster_id, origin, None, now):
+            return None
+        slot = self._slots.get(identity)
+        tombstone = self._tombstones.get(identity)
+        if tombstone is not None and now > tombstone.until:
+            tombstone = None
+        if origin is not None:
+            for known in (slot.record.origin if slot else None, tombstone.origin if tombstone else None):
+                if known is not None and known.instance == origin.instance and known.seq >= origin.seq:
+                    return None
+            if (current := self._instances.get(cluster_id)) is not None and current.instance == origin.instance:
+                current.last_evidence = now
+        if slot is not None:
+            self._remove(slot)
+        if self.tombstone_ttl > 0:
+            # Without a place in a history of its own it ends what was known so far, and keeps that place.
+            kept = origin or (slot.record.origin if slot else None) or (tombstone.origin if tombstone else None)
+            tombstone = self._tombstones[identity] = _Tombstone(identity, kept, now, now + self.tombstone_ttl)
+            self._push(tombstone)
+        return withdrawal
+
+    def _admit(self, cluster_id: str, origin: Origin, observed_at: float | None, now: float) -> bool:
+        """Whether the sender is its cluster's current instance, or becomes it now. Evidence of life is the moment of
+        observation and never the moment of receipt, so that a replay does not keep a dead instance current."""
+        evidence = observed_at if observed_at is not None else -math.inf
+        current = self._instances.get(cluster_id)
+        if current is not None and now - current.last_evidence > self.ttl:
+            current = None
+        if current is not None and current.instance == origin.instance:
+            # The true start is never later than the earliest estimate: delays only make a start look later.
+            current.started_at = min(current.started_at, origin.started_at)
+            current.last_evidence = max(current.last_evidence, evidence)
+            return True
+        if current is not None:
+            if origin.started_at < current.started_at - START_TOLERANCE:
+                return False
+            silent = now - current.last_evidence > self.silence_limit
+            together = origin.started_at <= current.started_at + START_TOLERANCE
+            # When they started together nobody can say which is the older one. The one that is there keeps its place
+            # while it is alive and has something to say; one that has withdrawn everything makes room at once.
+            if together and not silent and (cluster_id, current.instance) in self._held:
+                return False
+        current = _Instance(cluster_id, origin, now if observed_at is None else observed_at)
+        self._instances[cluster_id] = current
+        self._push(current)
+        return True
+
+    # Giving out.
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def fresh(self, now: float) -> Iterator[Capacity]:
+        """Every record that counts now, in no particular order."""
+        for slot in self._slots.values():
+            if now - slot.observed_at <= self.ttl:
+                yield slot.record
+
+    def withdrawals(self, now: float) -> Iterator[Withdrawal]:
+        """Every withdrawal that is still remembered."""
+        for tombstone in self._tombstones.values():
+            if now <= tombstone.until:
+                yield Withdrawal(tombstone.identity, tombstone.origin)
+
+    def expire(self, now: float, limit: int | None = None) -> None:
+        """Free what has run out; with `limit`, look at no more than that many entries, so that a caller's own cost
+        stays bounded."""
+        heap = self._heap
+        looked_at = 0
+        while heap and heap[0][0] < now and (limit is None or looked_at < limit):
+            looked_at += 1
+            due, _, item = heapq.heappop(heap)
+            if item.due != due:
+                continue
+            if self._over(item, now):
+                item.forget(self)
+            else:
+                self._push(item, max(item.ends_at(self.ttl), math.nextafter(now, math.inf)))
+
+    def held(self) -> dict[str, int]:
+        """How many things are kept, for tests and metrics: records, tombstones, instances, heap entries."""
+        return {
+            "records": len(self._slots),
+            "tombstones": len(self._tombstones),
+            "instances": len(self._instances),
+            "heap": len(self._heap),
+        }
+
+    # Inside.
+
+    def _over(self, item: _Ending, now: float) -> bool:
+        if isinstance(item, _Slot):
+            return now - item.observed_at > self.ttl
+        return item.ends_at(self.ttl) < now
+
+    def _remove(self, slot: _Slot) -> None:
+        del self._slots[slot.identity]
+        self._count(slot.record, -1)
+        self.record_removed(slot.record)
+
+    def _count(self, record: Capacity, step: int) -> None:
+        if record.origin is not None:
+            key = (record.cluster_id, record.origin.instance)
+            count = self._held.get(key, 0) + step
+            if count:
+                self._held[key] = count
+            else:
+                del self._held[key]
+
+    def _push(self, item: _Ending, due: float | None = None) -> None:
+        item.due = item.ends_at(self.ttl) if due is None else due
+        self._pushed += 1
+        heapq.heappush(self._heap, (item.due, self._pushed, item))
+        if len(self._heap) > 2 * (len(self._slots) + len(self._tombstones) + len(self._instances)) + 64:
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        """Drop entries of what is gone already. Rare, and its cost is spread over the pushes that made it necessary."""
+        items: list[_Ending] = [*self._slots.values(), *self._tombstones.values(), *self._instances.values()]
+        self._heap = [(item.due, number, item) for number, item in enumerate(items)]
+        self._pushed = len(items)
+        heapq.heapify(self._heap)
+
+
+def _is_newer(origin: Origin | None, observed_at: float, slot: _Slot) -> bool:
+    """Whether a sample that passed the instance check is newer than the one held."""
+    known = slot.record.origin
+    if origin is None or known is None:
+        return observed_at >= slot.observed_at
+    # Of two instances the sender is the current one here, so what the other left behind is older.
+    return origin.instance != known.instance or origin.seq > known.seq
+
+
+def _outlives(origin: Origin | None, observed_at: float, tombstone: _Tombstone) -> bool:
+    """Whether a sample was taken after the withdrawal, and so brings the identity back."""
+    known = tombstone.origin
+    if origin is None or known is None:
+        return observed_at >= tombstone.withdrawn_at
+    if origin.instance == known.instance:
+        return origin.seq > known.seq
+    return origin.started_at >= known.started_at - START_TOLERANCE
