@@ -1,0 +1,27 @@
+"""The codec through which grpclib turns messages into bytes and back. How that is done is in `wire.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpclib.encoding.base import CodecBase
+
+from trio_federation import wire
+
+
+class FederationCodec(CodecBase):
+    """Encodes and decodes the messages of sync.proto, for grpclib's channels and servers.
+
+    Its content subtype is the usual one, so a peer sees `application/grpc` or `application/grpc+proto`."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        """The bytes of `message`. Raises TypeError where it is not of the type that the call declares."""
+        if type(message) is not message_type:
+            raise TypeError(f"this call sends {message_type.__name__}, not {type(message).__name__}")
+        return wire.encode(message)
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """The message of the type that the call declares. Raises ProtocolViolation where `data` is no such message."""
+        return wire.decode(data, message_type)

@@ -1,0 +1,398 @@
+"""How records travel (semantics.md, "Wire"): changes to messages and back, with clocks turned into ages, and messages
+to bytes and back. Pure: `now` is an argument, nothing here does I/O. Messages are betterproto2's dataclasses; their
+bytes are made and read by protobuf's C runtime, from the descriptor embedded in the generated code, because that is
+more than twenty times faster and a hub does little else. Which of two samples is newer is decided in `samples.py`;
+streams, length prefixes and the check of `MAX_RECEIVE` live in `rpc/`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+
+import betterproto2
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from trio_federation.capacity import Capacity, Change, Fault, Identity, Origin, Withdrawal, fault, is_label
+from trio_federation.errors import ProtocolViolation
+from trio_federation.pb.sandbox.sync.v1 import (
+    ClusterOrigin,
+    EnvCapacity,
+    FederationBroadcast,
+    ReportFederationRequest,
+    ReportFederationResponse,
+    WatchFederationRequest,
+)
+
+#: Bytes that a message of ours takes up at most, without gRPC's prefix.
+MAX_SEND = 3 * 2**20
+#: Bytes that a message of a peer may take up.
+MAX_RECEIVE = 16 * 2**20
+#: An age (milliseconds) from which on a record is withdrawn; ordinary ages and uptimes stay below it.
+WITHDRAWN_AGE_MS = 2**40
+
+#: The two messages that carry records.
+RecordMessage: TypeAlias = ReportFederationRequest | FederationBroadcast
+_RecordMessage = TypeVar("_RecordMessage", ReportFederationRequest, FederationBroadcast)
+_Message = TypeVar("_Message", bound=betterproto2.Message)
+
+
+class Received(NamedTuple):
+    """What a message of a peer said: the changes in its order, and what of it was refused, and why."""
+
+    changes: list[Change]
+    refused: list[Fault]
+
+
+# --- changes to messages ---------------------------------------------------------------------------------------------
+
+
+def report_messages(
+    changes: Iterable[Change], now: float, *, limit: int = MAX_SEND
+) -> Iterator[ReportFederationRequest]:
+    """The messages in which an agent tells a hub of `changes`, made as they are asked for.
+
+    `now` is the moment of sending, of all of them, in seconds on the clock of `observed_at` and `started_at`. Records
+    must be valid (`capacity.fault`). No message takes up more than `limit` bytes, so long as a single record with its
+    origin does not (some 1,500 bytes at most), and none names two instances of one cluster. The changes of a message,
+    and those of an identity over all messages, are in the order given. No changes make no message: who needs an empty
+    one, say to open a stream, makes it."""
+    return _messages(ReportFederationRequest, changes, now, limit)
+
+
+def broadcast_messages(
+    changes: Iterable[Change], now: float, *, limit: int = MAX_SEND
+) -> Iterator[FederationBroadcast]:
+    """The messages in which a hub passes `changes` on, made as `report_messages` makes them; no changes make none."""
+    return _messages(FederationBroadcast, changes, now, limit)
+
+
+class _Draft:
+    """A message being filled: its records, the origin of each cluster in it, and a bound on its size in bytes."""
+
+    __slots__ = ("items", "origins", "size")
+
+    def __init__(self) -> None:
+        self.items: list[EnvCapacity] = []
+        self.origins: dict[str, Origin] = {}
+        self.size = 0
+
+    def finish(self, message_type: type[_RecordMessage], now: float) -> _RecordMessage:
+        rows = [
+            ClusterOrigin(cluster_id=cluster, instance=origin.instance, uptime_ms=_milliseconds(origin.started_at, now))
+            for cluster, origin in self.origins.items()
+        ]
+        return message_type(items=self.items, origins=rows)
+
+
+def _messages(
+    message_type: type[_RecordMessage], changes: Iterable[Change], now: float, limit: int
+) -> Iterator[_RecordMessage]:
+    # Drafts are numbered, leave in that order, and a change never goes into an earlier one than the last change of its
+    # identity. There is one draft at a time but where records of two instances of a cluster are mixed, as in a hub's
+    # snapshot after a restart of an agent: then the records of each gather in a draft of their own.
+    drafts: deque[_Draft] = deque()
+    first = 0  # number of drafts[0]
+    draft_of_instance: dict[tuple[str, str], int] = {}  # the latest one that has records of (cluster, instance)
+    draft_of_cluster: dict[str, int] = {}  # the latest one that names an instance of the cluster
+    draft_of_identity: dict[Identity, int] = {}  # the latest one that has it; left out where that was drafts[0]
+    for change in changes:
+        item = _item(change, now)
+        cluster = item.cluster_id
+        origin = change.origin if item.seq else None
+        while True:
+            number = first
+            if draft_of_identity:
+                number = max(number, draft_of_identity.get(change.identity, first))
+            if origin is not None:
+                known = draft_of_instance.get((cluster, origin.instance), -1)
+                if known < number:  # not in that draft: then in the next one that names no instance of this cluster
+                    known = max(number, draft_of_cluster.get(cluster, -1) + 1)
+                number = known
+            if number == first + len(drafts):
+                drafts.append(_Draft())
+            draft = drafts[number - first]
+            size = _ITEM_BYTES + _bytes_of(
+                cluster, item.namespace, item.env_name, item.member_pool, item.scaling_group, item.state
+            )
+            if origin is not None and cluster not in draft.origins:
+                size += _ORIGIN_BYTES + _bytes_of(cluster, origin.instance)
+            if draft.size + size <= limit or not draft.items:
+                break
+            while first <= number:
+                yield drafts.popleft().finish(message_type, now)
+                first += 1
+        draft.items.append(item)
+        draft.size += size
+        if number > first:
+            draft_of_identity[change.identity] = number
+        if origin is not None:
+            draft_of_instance[cluster, origin.instance] = number
+            draft_of_cluster[cluster] = max(number, draft_of_cluster.get(cluster, number))
+            # Uptimes are measured anew with each batch and only lose on their way, so the earliest start is the truest.
+            named = draft.origins.get(cluster)
+            if named is None or origin.started_at < named.started_at:
+                draft.origins[cluster] = origin
+    for draft in drafts:
+        yield draft.finish(message_type, now)
+
+
+def _item(change: Change, now: float) -> EnvCapacity:
+    """The message of one change. Its seq is 0 where it has no origin, and then it must not be given an origin's row."""
+    origin = change.origin
+    seq = origin.seq if origin is not None and origin.seq > 0 else 0
+    if isinstance(change, Withdrawal):
+        cluster, namespace, env, pool, *group = change.identity
+        return EnvCapacity(
+            cluster_id=cluster,
+            namespace=namespace,
+            env_name=env,
+            scaling_group=group[0] if group else "",
+            observed_for_ms=WITHDRAWN_AGE_MS,
+            member_pool=pool,
+            seq=seq,
+        )
+    return EnvCapacity(
+        cluster_id=change.cluster_id,
+        namespace=change.namespace,
+        env_name=change.env_name,
+        scaling_group=change.scaling_group,
+        idle=change.idle,
+        running=change.running,
+        pending=change.pending,
+        desired=change.desired,
+        capacity=change.capacity,
+        # Rounded up: trusted a moment too long it sends a create elsewhere, too short to a pool that cannot grow.
+        saturated_for=math.ceil(change.saturated_for),
+        observed_for_ms=_milliseconds(change.observed_at, now),
+        member_pool=change.member_pool,
+        autoscaling_enabled=change.autoscaling_enabled,
+        state=change.state,
+        seq=seq,
+    )
+
+
+def _milliseconds(since: float | None, now: float) -> int:
+    """How long ago `since` was: whole milliseconds, rounded down, 0 for the future and for None (not stamped yet).
+
+    Less than a microsecond missing is the clock's rounding, and forgiven: else an age could shrink at every hub."""
+    if since is None:
+        return 0
+    return int(min(max(0.0, (now - since) * 1000 + 0.001), WITHDRAWN_AGE_MS - 1))
+
+
+def _bytes_of(*texts: str) -> int:
+    """How many bytes the texts are in UTF-8."""
+    text = "".join(texts)
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _bytes_beside_text(message_type: Any) -> int:
+    """The most that a record in a message takes up beside its texts: for itself and each of its fields a tag of up to 2
+    bytes, as our numbers are below 2048, and a length or number of up to 10."""
+    return 12 * (1 + len(fields(message_type)))
+
+
+_ITEM_BYTES = _bytes_beside_text(EnvCapacity)
+_ORIGIN_BYTES = _bytes_beside_text(ClusterOrigin)
+
+
+# --- messages to changes ---------------------------------------------------------------------------------------------
+
+_INSTANCE = re.compile("[0-9a-f]{1,64}")
+
+
+def is_instance(text: object) -> bool:
+    """Whether `text` can name an agent process: 1 to 64 lower-case hexadecimal digits."""
+    return isinstance(text, str) and _INSTANCE.fullmatch(text) is not None
+
+
+def changes_of(message: RecordMessage, now: float, cluster_id: str | None = None) -> Received:
+    """What a peer's message says, on the local clock, whose time is `now` seconds at its receipt.
+
+    `cluster_id`, given by a hub, is the identity of the call, and is stamped over whatever the records and the rows of
+    origins claim. A bad record is refused and the others go on. A bad row, or a second one that names another instance
+    of the same cluster, is refused too; without a row of its cluster a record has no origin. Of a withdrawal only the
+    names count. Never raises for what a peer sent."""
+    changes: list[Change] = []
+    refused: list[Fault] = []
+    origins = _origins(message.origins, now, cluster_id, refused)
+    for item in message.items:
+        cluster = item.cluster_id if cluster_id is None else cluster_id
+        seq = item.seq
+        named = origins.get(cluster)
+        origin = Origin(named.instance, seq, named.started_at) if named is not None and seq > 0 else None
+        age = item.observed_for_ms
+        if age >= WITHDRAWN_AGE_MS:
+            record = Capacity(cluster, item.namespace, item.env_name, item.member_pool, item.scaling_group)
+        else:
+            record = Capacity(
+                cluster,
+                item.namespace,
+                item.env_name,
+                item.member_pool,
+                item.scaling_group,
+                idle=item.idle,
+                running=item.running,
+                pending=item.pending,
+                desired=item.desired,
+                autoscaling_enabled=item.autoscaling_enabled,
+                capacity=item.capacity,
+                saturated_for=float(item.saturated_for),
+                state=item.state,
+                observed_at=now - age / 1000 if age > 0 else now,
+                origin=origin,
+            )
+        wrong = fault(record)
+        if wrong is not None:
+            refused.append(wrong)
+        elif age >= WITHDRAWN_AGE_MS:
+            changes.append(Withdrawal(record.identity, origin))
+        else:
+            changes.append(record)
+    return Received(changes, refused)
+
+
+def _origins(
+    rows: Iterable[ClusterOrigin], now: float, cluster_id: str | None, refused: list[Fault]
+) -> dict[str, Origin]:
+    """The origin that a message names for each cluster, without the seq, which each record has of its own.
+
+    Bad rows go to `refused`."""
+    found: dict[str, Origin] = {}
+    for row in rows:
+        cluster = row.cluster_id if cluster_id is None else cluster_id
+        if not is_label(cluster):
+            refused.append(Fault("cluster_id", f"an origin's cluster_id {cluster[:80]!r} is not an RFC 1123 label"))
+        elif not is_instance(row.instance):
+            text = f"instance {row.instance[:80]!r} of cluster {cluster} is not 1 to 64 lower-case hexadecimal digits"
+            refused.append(Fault("instance", text))
+        elif cluster not in found:
+            found[cluster] = Origin(row.instance, 0, now - max(0, row.uptime_ms) / 1000)
+        elif found[cluster].instance != row.instance:
+            text = f"cluster {cluster} has two instances in one message, {found[cluster].instance} and {row.instance}"
+            refused.append(Fault("instance", text))
+    return found
+
+
+# --- messages to bytes and back --------------------------------------------------------------------------------------
+
+
+class _Shape:
+    """How one type of message goes to and from the class that protobuf's runtime has for it.
+
+    `values` are the names of its plain fields, in the order in which the dataclass takes them, `parts` its repeated
+    messages. A type has the one or the other, which is all that sync.proto needs."""
+
+    def __init__(self, message_type: Any, **parts: _Shape) -> None:
+        self.message_type = message_type
+        # The class belongs to a descriptor pool of this project's own, so it cannot clash with classes that others
+        # generate from the same file.
+        self.runtime_type = GetMessageClass(message_type.DESCRIPTOR)
+        self.parts = parts
+        self.values = tuple(field.name for field in fields(message_type) if field.name not in parts)
+        self.read: Callable[[Any], tuple[Any, ...]]
+        if len(self.values) > 1:
+            self.read = attrgetter(*self.values)
+        else:  # attrgetter takes at least one name, and for one returns no tuple
+            self.read = lambda message: tuple(getattr(message, name) for name in self.values)
+
+    def to_bytes(self, message: Any) -> bytes:
+        """`message` in bytes. Unknown fields come last, where betterproto2 and the runtime itself put them."""
+        runtime = self.runtime_type() if self.parts else self.runtime_type(**_values(message))
+        for name in self.parts:
+            add = getattr(runtime, name).add
+            for item in getattr(message, name):
+                added = add(**_values(item))
+                if item._unknown_fields:
+                    added.MergeFromString(item._unknown_fields)
+        known: bytes = runtime.SerializeToString()
+        return known + message._unknown_fields if message._unknown_fields else known
+
+    def from_bytes(self, data: bytes) -> Any:
+        """The message in `data`, with its unknown fields and those of its parts."""
+        runtime = self.runtime_type.FromString(data)
+        # Mostly what is known of it is all that was sent, and then nothing has to look for unknown fields. If it is
+        # not, there are some, or the peer wrote known ones in another order or form.
+        runtime.DiscardUnknownFields()
+        if runtime.SerializeToString() == data:
+            return self._known(runtime)
+        return self._known_and_unknown(self.runtime_type.FromString(data))
+
+    def _known(self, runtime: Any) -> Any:
+        if not self.parts:
+            return self.message_type(*self.read(runtime))
+        found = {}
+        for name, part in self.parts.items():
+            make, read = part.message_type, part.read
+            found[name] = [make(*read(item)) for item in getattr(runtime, name)]
+        return self.message_type(**found)
+
+    def _known_and_unknown(self, runtime: Any) -> Any:
+        if self.parts:
+            found = {}
+            for name, part in self.parts.items():
+                found[name] = [part._known_and_unknown(item) for item in getattr(runtime, name)]
+            message = self.message_type(**found)
+        else:
+            message = self.message_type(*self.read(runtime))
+        for name in (*self.values, *self.parts):
+            runtime.ClearField(name)
+        message._unknown_fields = runtime.SerializeToString()
+        return message
+
+
+def _values(message: Any) -> dict[str, Any]:
+    """The plain fields of a message by name."""
+    values: dict[str, Any] = vars(message).copy()
+    del values["_unknown_fields"]
+    return values
+
+
+_ITEM = _Shape(EnvCapacity)
+_ORIGIN = _Shape(ClusterOrigin)
+_SHAPES: dict[type[betterproto2.Message], _Shape] = {
+    EnvCapacity: _ITEM,
+    ClusterOrigin: _ORIGIN,
+    ReportFederationRequest: _Shape(ReportFederationRequest, items=_ITEM, origins=_ORIGIN),
+    ReportFederationResponse: _Shape(ReportFederationResponse),
+    WatchFederationRequest: _Shape(WatchFederationRequest),
+    FederationBroadcast: _Shape(FederationBroadcast, items=_ITEM, origins=_ORIGIN),
+}
+
+
+def encode(message: betterproto2.Message) -> bytes:
+    """The bytes of a message of sync.proto: those that `bytes(message)` gives, unknown fields included, only faster.
+
+    Raises TypeError for a type that sync.proto has not, and TypeError or ValueError for a value that does not fit its
+    field, such as a count beyond int32."""
+    try:
+        return _shape(type(message)).to_bytes(message)
+    except DecodeError as error:
+        raise ValueError(f"the unknown fields kept in a {type(message).__name__} are not protobuf") from error
+
+
+def decode(data: bytes, message_type: type[_Message]) -> _Message:
+    """The message of type `message_type`, one of sync.proto, that `data` encodes.
+
+    Fields that are not known, or not of the known type, are kept in their messages as betterproto2 keeps unknown ones.
+    Raises ProtocolViolation where the bytes are no such message, a string that is not UTF-8 included, and TypeError for
+    a type that sync.proto has not."""
+    shape = _shape(message_type)
+    try:
+        return cast(_Message, shape.from_bytes(data))
+    except DecodeError as error:
+        text = f"{len(data)} bytes that should be a {message_type.__name__} are not valid protobuf"
+        raise ProtocolViolation(f"{text}; check that the peer speaks sandbox.sync.v1") from error
+
+
+def _shape(message_type: type[betterproto2.Message]) -> _Shape:
+    shape = _SHAPES.get(message_type)
+    if shape is None:
+        raise TypeError(f"{message_type.__name__} is no message of sync.proto")
+    return shape
