@@ -1,0 +1,214 @@
+"""The agent's side of the two calls. A `HubConnection` is one HTTP/2 connection; its tasks live in the nursery that it
+was opened in, and end with it. Trio's cancellation ends a call and resets its stream. When to connect, and what to do
+about an error, is decided in `link.py`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+import grpclib.client
+import trio
+from grpclib.const import Cardinality
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+
+from trio_federation.errors import RpcError, Unavailable
+from trio_federation.pb.sandbox.sync.v1 import (
+    FederationBroadcast,
+    FederationServiceBase,
+    ReportFederationRequest,
+    ReportFederationResponse,
+    WatchFederationRequest,
+)
+from trio_federation.rpc import bridge
+from trio_federation.rpc._status import FOREIGN_ERRORS, to_error
+from trio_federation.rpc.codec import FederationCodec
+from trio_federation.rpc.transport import ConnectionSettings, Http2Connection
+
+_T = TypeVar("_T")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+#: Seconds that giving up a call may take. Nothing in it waits for the peer.
+_CLEANUP_DEADLINE = 1.0
+
+#: Paths by kind of call, from the generated service, so that they are written down once.
+_PATHS = {handler.cardinality: path for path, handler in FederationServiceBase().__mapping__().items()}
+
+
+class _Channel(grpclib.client.Channel):
+    """grpclib's channel over a connection that exists already, and that is never replaced by another."""
+
+    def __init__(self, authority: str, scheme: str) -> None:
+        super().__init__(codec=FederationCodec())
+        self._authority = authority
+        self._scheme = scheme
+
+    async def _create_connection(self) -> H2Protocol:
+        raise ConnectionError("the connection is closed")
+
+    def use(self, protocol: H2Protocol) -> None:
+        self._protocol = protocol
+
+
+class _Call(Generic[_Request, _Response]):
+    """What both calls share: running grpclib's coroutines, and telling what went wrong in our own words."""
+
+    def __init__(self, connection: HubConnection, stream: grpclib.client.Stream[_Request, _Response]) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return await bridge.run(coroutine)
+        except (RpcError, *FOREIGN_ERRORS) as error:
+            raise self._named(error) from error
+
+    async def wait_accepted(self) -> None:
+        """Wait for the hub's first sign that it serves the call. Older hubs give none before their first message, or,
+        of a report, before its end. Raises an RpcError when the call has failed."""
+        if not self._stream._recv_initial_metadata_done:
+            await self._run(self._stream.recv_initial_metadata())
+
+    def _named(self, error: Exception) -> RpcError:
+        if isinstance(error, StreamTerminatedError):
+            # A server that refuses sends its status and then resets the stream; the status is what counts.
+            try:
+                self._stream._maybe_raise()
+            except GRPCError as status:
+                error = status
+        return to_error(error, self._connection.transport, self._connection.peer)
+
+
+class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):
+    """A running ReportFederation."""
+
+    async def send(self, message: ReportFederationRequest) -> None:
+        """Send one message; waits while the hub takes no more. Raises an RpcError when the call has failed."""
+        await self._run(self._stream.send_message(message))
+
+    async def end(self) -> None:
+        """Tell the hub that this was all; `wait_answered` tells when it has taken it. Raises as `send`."""
+        await self._run(self._stream.end())
+
+    async def wait_answered(self) -> None:
+        """Wait until the hub ends the call. It does so on its own only to refuse it. Raises as `send`."""
+        await self._run(self._stream.recv_message())
+        if self._stream._end_done:
+            await self._run(self._stream.recv_trailing_metadata())
+
+
+class WatchCall(_Call[WatchFederationRequest, FederationBroadcast]):
+    """A running WatchFederation."""
+
+    async def receive(self) -> FederationBroadcast:
+        """The next broadcast. Raises an RpcError when the call has failed or the hub has ended it."""
+        message = await self._run(self._stream.recv_message())
+        if message is None:
+            await self._run(self._stream.recv_trailing_metadata())
+            raise Unavailable("the hub ended the watch", peer=self._connection.peer)
+        return message
+
+
+class HubConnection:
+    """A connection to a hub. Make one with `open`; `aclose` it on every path, or end the nursery that it lives in."""
+
+    def __init__(
+        self, transport: Http2Connection, channel: _Channel, peer: str, metadata: Sequence[tuple[str, str]]
+    ) -> None:
+        self.transport = transport
+        self.peer = peer
+        self._channel = channel
+        self._metadata = metadata
+
+    @classmethod
+    async def open(
+        cls,
+        nursery: trio.Nursery,
+        stream: trio.abc.Stream,
+        *,
+        peer: str,
+        metadata: Sequence[tuple[str, str]] = (),
+        settings: ConnectionSettings | None = None,
+    ) -> HubConnection:
+        """Speak HTTP/2 over `stream`, which belongs to the connection from now on. `peer`: the hub, for people, and the
+        authority of its calls. `metadata`: sent with each call. The connection's tasks run in `nursery`."""
+        scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
+        channel = _Channel(peer, scheme)
+        transport = Http2Connection(
+            stream, grpclib.client.Handler(), settings or ConnectionSettings(), client_side=True
+        )
+        channel.use(transport.protocol)
+        await nursery.start(_drive, transport, channel)
+        return cls(transport, channel, peer, metadata)
+
+    @asynccontextmanager
+    async def report(self) -> AsyncIterator[ReportCall]:
+        """Open a ReportFederation. Leaving the block before the hub has answered resets the stream."""
+        stream: grpclib.client.Stream[ReportFederationRequest, ReportFederationResponse] = self._channel.request(
+            _PATHS[Cardinality.STREAM_UNARY],
+            Cardinality.STREAM_UNARY,
+            ReportFederationRequest,
+            ReportFederationResponse,
+            metadata=self._metadata,
+        )
+        call = ReportCall(self, stream)
+        async with self._opened(call, stream):
+            await call._run(stream.send_request())
+            yield call
+
+    @asynccontextmanager
+    async def watch(self, request: WatchFederationRequest) -> AsyncIterator[WatchCall]:
+        """Open a WatchFederation. Leaving the block resets the stream."""
+        stream: grpclib.client.Stream[WatchFederationRequest, FederationBroadcast] = self._channel.request(
+            _PATHS[Cardinality.UNARY_STREAM],
+            Cardinality.UNARY_STREAM,
+            WatchFederationRequest,
+            FederationBroadcast,
+            metadata=self._metadata,
+        )
+        call = WatchCall(self, stream)
+        async with self._opened(call, stream):
+            await call._run(stream.send_message(request, end=True))
+            yield call
+
+    @asynccontextmanager
+    async def _opened(self, call: _Call[Any, Any], stream: grpclib.client.Stream[Any, Any]) -> AsyncIterator[None]:
+        await call._run(stream.__aenter__())
+        try:
+            yield
+        finally:
+            with trio.move_on_after(_CLEANUP_DEADLINE, shield=True):
+                await _give_up(stream)
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended, whoever ended it."""
+        await self.transport.closed.wait()
+
+    async def aclose(self) -> None:
+        """End the connection; what is queued is still written, within a second. Calls on it fail."""
+        self._channel.close()
+        await trio.lowlevel.checkpoint()
+
+
+async def _drive(
+    transport: Http2Connection, channel: _Channel, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a connection to its end, however it comes; a channel that is forgotten unclosed reports an error to the
+    loop."""
+    try:
+        await transport.run(task_status=task_status)
+    finally:
+        channel.close()
+
+
+async def _give_up(stream: grpclib.client.Stream[Any, Any]) -> None:
+    """Reset the stream unless it has ended, and release it. Told of an error, grpclib does not wait for the peer."""
+    with suppress(*FOREIGN_ERRORS):  # the connection is gone, and with it the stream
+        await bridge.run(stream.__aexit__(_Ended, _Ended(), None))
+
+
+class _Ended(Exception):
+    """Tells grpclib that a call is not to be finished."""

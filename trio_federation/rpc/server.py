@@ -1,0 +1,203 @@
+"""The hub's side of the two calls: gRPC over Trio streams, one task per connection, Trio-flavoured handlers. A handler
+is cancelled when its stream ends; the errors that it raises become gRPC statuses. What the calls do is the hub's
+business."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeVar
+
+import grpclib.server
+import structlog
+import trio
+from grpclib.const import Cardinality
+from grpclib.const import Handler as MethodHandler
+from grpclib.events import _DispatchServerEvents
+
+from trio_federation.errors import RpcError
+from trio_federation.pb.sandbox.sync.v1 import (
+    FederationBroadcast,
+    FederationServiceBase,
+    ReportFederationRequest,
+    ReportFederationResponse,
+    WatchFederationRequest,
+)
+from trio_federation.rpc import bridge
+from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
+from trio_federation.rpc.codec import FederationCodec
+from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name
+
+_T = TypeVar("_T")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_Call = TypeVar("_Call", bound="IncomingReport | IncomingWatch")
+
+#: Seconds that handlers get to end once their connection is gone.
+_HANDLERS_DEADLINE = 2.0
+
+log = structlog.get_logger("trio_federation.rpc")
+
+
+class _IncomingCall(Generic[_Request, _Response]):
+    """A call that a peer has made."""
+
+    def __init__(
+        self, stream: grpclib.server.Stream[_Request, _Response], connection: Http2Connection, peer: str
+    ) -> None:
+        self._stream = stream
+        self._connection = connection
+        #: the caller's address, for people
+        self.peer = peer
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The call's metadata, by lower-case key; the first value where one is repeated, and no binary ones."""
+        found: dict[str, str] = {}
+        for key, value in (self._stream.metadata or {}).items():
+            if isinstance(value, str):
+                found.setdefault(key, value)
+        return found
+
+    @property
+    def last_received(self) -> float:
+        """trio's time at which anything came in on the caller's connection last, signs of life included."""
+        return self._connection.last_received
+
+    async def accept(self) -> None:
+        """Tell the caller that it is being served, before there is anything to send."""
+        await self._run(self._stream.send_initial_metadata())
+
+    async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return await bridge.run(coroutine)
+        except (RpcError, *FOREIGN_ERRORS) as error:
+            raise to_error(error, self._connection, self.peer) from error
+
+
+class IncomingReport(_IncomingCall[ReportFederationRequest, ReportFederationResponse]):
+    """A cluster that reports."""
+
+    async def receive(self) -> ReportFederationRequest | None:
+        """The next message; None when the agent has said that this was all."""
+        return await self._run(self._stream.recv_message())
+
+    async def answer(self) -> None:
+        """Tell the agent that everything was taken."""
+        await self._run(self._stream.send_message(ReportFederationResponse()))
+
+
+class IncomingWatch(_IncomingCall[WatchFederationRequest, FederationBroadcast]):
+    """A cluster that watches."""
+
+    async def request(self) -> WatchFederationRequest:
+        """What it asks for."""
+        message = await self._run(self._stream.recv_message())
+        return message if message is not None else WatchFederationRequest()
+
+    async def send(self, message: FederationBroadcast) -> None:
+        """Send one broadcast; waits while the watcher takes no more."""
+        await self._run(self._stream.send_message(message))
+
+
+class FederationServer:
+    """Serves FederationService over streams that it is given.
+
+    `report`, `watch`: handlers, each called in a task of its own per call. An RpcError that one raises is the call's
+    status; anything else is logged and the peer is told UNKNOWN. When a handler returns the call ends well."""
+
+    def __init__(
+        self,
+        report: Callable[[IncomingReport], Awaitable[None]],
+        watch: Callable[[IncomingWatch], Awaitable[None]],
+        settings: ConnectionSettings | None = None,
+    ) -> None:
+        self._report = report
+        self._watch = watch
+        self._settings = settings or ConnectionSettings()
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """Serve one connection until it ends; `stream` is closed then, and every handler of it has ended."""
+        peer = peer_name(stream)
+        async with trio.open_nursery() as nursery:
+            methods = _Methods(self._report, self._watch, nursery, peer)
+            handler = grpclib.server.Handler(methods.mapping(), FederationCodec(), None, _DispatchServerEvents())
+            connection = Http2Connection(stream, handler, self._settings, client_side=False)
+            methods.connection = connection
+            try:
+                await connection.run()
+            finally:
+                # grpclib's tasks end first: they cancel ours, which the nursery then waits for.
+                with trio.move_on_after(_HANDLERS_DEADLINE, shield=True):
+                    await bridge.run(handler.wait_closed())
+                nursery.cancel_scope.cancel()
+                log.debug("connection_ended", peer=peer, reason=connection.ended)
+
+
+class _Methods:
+    """Gives grpclib its handlers for one connection, and runs ours as Trio tasks in the connection's nursery."""
+
+    connection: Http2Connection
+
+    def __init__(
+        self,
+        report: Callable[[IncomingReport], Awaitable[None]],
+        watch: Callable[[IncomingWatch], Awaitable[None]],
+        nursery: trio.Nursery,
+        peer: str,
+    ) -> None:
+        self._report = report
+        self._watch = watch
+        self._nursery = nursery
+        self._peer = peer
+
+    def mapping(self) -> dict[str, MethodHandler]:
+        """By path: grpclib's record of each method of the generated service, with our function in it."""
+        functions = {Cardinality.STREAM_UNARY: self._serve_report, Cardinality.UNARY_STREAM: self._serve_watch}
+        return {
+            path: method._replace(func=functions[method.cardinality])
+            for path, method in FederationServiceBase().__mapping__().items()
+        }
+
+    async def _serve_report(self, stream: grpclib.server.Stream[Any, Any]) -> None:
+        await self._serve(self._report, IncomingReport(stream, self.connection, self._peer))
+
+    async def _serve_watch(self, stream: grpclib.server.Stream[Any, Any]) -> None:
+        await self._serve(self._watch, IncomingWatch(stream, self.connection, self._peer))
+
+    async def _serve(self, function: Callable[[_Call], Awaitable[None]], call: _Call) -> None:
+        """asyncio's half: grpclib cancels it when the stream ends."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        scope = trio.CancelScope()
+        self._nursery.start_soon(self._run, function, call, scope, future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            scope.cancel()
+            raise
+        except RpcError as error:
+            raise to_status(error) from error
+
+    async def _run(
+        self,
+        function: Callable[[_Call], Awaitable[None]],
+        call: _Call,
+        scope: trio.CancelScope,
+        future: asyncio.Future[None],
+    ) -> None:
+        """Trio's half. What a handler raises is its call's business and never another call's."""
+        try:
+            with scope:
+                await function(call)
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+            elif not isinstance(error, RpcError):
+                log.exception("handler_failed_late", peer=self._peer)
+        finally:
+            if not future.done():
+                if scope.cancelled_caught or sys.exc_info()[0] is not None:
+                    future.cancel()
+                else:
+                    future.set_result(None)

@@ -1,0 +1,306 @@
+"""HTTP/2 over any Trio stream: grpclib's protocol object, driven by Trio tasks. One connection is one call of
+`Http2Connection.run`: it reads, writes, keeps the connection alive, notices when the peer falls silent, and leaves
+nothing behind. It is the same for sockets, TLS and memory. What the frames mean is grpclib's and h2's business.
+
+grpclib's own transports (asyncio's) are not used: they wait for a peer that does not read before they report a closed
+connection, and turn an error in a protocol callback into a crash of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import AbstractHandler, Connection, EventsProcessor, H2Protocol, Stream
+from grpclib.utils import Wrapper
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, Event
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+
+from trio_federation.wire import MAX_RECEIVE
+
+#: Bytes that wait for the socket before senders are made to wait. Small, so that a peer that does not read is noticed
+#: early and what is meant for it is conflated instead of queued.
+HIGH_WATER = 64 * 1024
+LOW_WATER = 16 * 1024
+#: Bytes read from the stream in one step.
+READ_SIZE = 64 * 1024
+#: Seconds for which a closing connection may still write what it has.
+CLOSE_DEADLINE = 1.0
+#: Bytes of headers that are taken in one request.
+MAX_HEADERS = 16 * 1024
+#: Calls that a peer may have open at once on one connection.
+MAX_STREAMS = 100
+#: The connection's own receive window: it must not be what limits a stream.
+CONNECTION_WINDOW = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """How one connection is kept. Times in seconds."""
+
+    #: ask for a sign of life after so long without one
+    keepalive: float = 5.0
+    #: give the connection up after so long without one
+    silence_limit: float = 15.0
+    #: bytes in flight towards us on one stream
+    stream_window: int = 64 * 1024
+    #: bytes of one message that are taken; more is refused at its length prefix
+    max_message: int = MAX_RECEIVE
+
+
+class _LimitedStream(Stream):
+    """A stream that refuses a message at its length prefix, before anything of it is read."""
+
+    max_message = MAX_RECEIVE
+
+    async def recv_data(self, size: int) -> bytes:
+        if size > self.max_message:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED,
+                f"a message of {size} bytes is too large, at most {self.max_message} are taken",
+            )
+        return await super().recv_data(size)
+
+
+class _Connection(Connection):
+    max_message = MAX_RECEIVE
+
+    def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> Stream:
+        stream = _LimitedStream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
+        stream.max_message = self.max_message
+        return stream
+
+
+class _Processor(EventsProcessor):
+    goaway: ConnectionTerminated | None = None
+
+    def process(self, event: Event) -> None:
+        # A frame or an event of a kind that grpclib does not know is not an error: HTTP/2 tells to ignore it.
+        if event.__class__ in getattr(self, "processors", ()):
+            super().process(event)
+
+    def process_connection_terminated(self, event: ConnectionTerminated) -> None:
+        self.goaway = event
+        super().process_connection_terminated(event)
+
+
+class _Protocol(H2Protocol):
+    """grpclib's protocol, with our windows and limits."""
+
+    h2: H2Connection
+    processor: _Processor
+
+    def __init__(self, handler: AbstractHandler, settings: ConnectionSettings, *, client_side: bool) -> None:
+        super().__init__(
+            handler,
+            Configuration(),
+            H2Configuration(
+                client_side=client_side,
+                header_encoding="ascii",
+                # grpclib's own choice for speed; what is wrong in a header ends that call, not the process
+                validate_inbound_headers=False,
+                validate_outbound_headers=False,
+                normalize_inbound_headers=False,
+                normalize_outbound_headers=False,
+            ),
+        )
+        self._settings = settings
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.h2 = H2Connection(config=self.h2_config)
+        client_side = bool(self.h2_config.client_side)
+        values = {
+            SettingCodes.INITIAL_WINDOW_SIZE: self._settings.stream_window,
+            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
+        }
+        if client_side:
+            values[SettingCodes.ENABLE_PUSH] = 0
+        self.h2.local_settings = Settings(client=client_side, initial_values=values)
+        self.h2.decoder.max_header_list_size = MAX_HEADERS
+        self.h2.initiate_connection()
+        self.h2.increment_flow_control_window(CONNECTION_WINDOW - 65535)
+        self.connection = _Connection(self.h2, transport, config=self.config)
+        self.connection.max_message = self._settings.max_message
+        self.connection.flush()
+        self.processor = _Processor(self.handler, self.connection)
+
+
+class Http2Connection(asyncio.Transport):
+    """One HTTP/2 connection over a Trio stream, from its start to its end.
+
+    To grpclib it is the transport: synchronous `write`, `close`, `is_closing`. To us it is a task, `run`."""
+
+    def __init__(
+        self, stream: trio.abc.Stream, handler: AbstractHandler, settings: ConnectionSettings, *, client_side: bool
+    ) -> None:
+        super().__init__()
+        self.protocol = _Protocol(handler, settings, client_side=client_side)
+        #: why the connection ended, for people; "" while it lives
+        self.ended = ""
+        #: trio's time at which bytes of the peer came in last
+        self.last_received = trio.current_time()
+        #: set when the connection has ended
+        self.closed = trio.Event()
+        self._stream = stream
+        self._settings = settings
+        self._scope = trio.CancelScope()
+        self._waiting: deque[bytes] = deque()
+        self._waiting_size = 0
+        self._paused = False
+        self._closing = False
+        self._something_to_write = trio.Event()
+
+    @property
+    def too_many_pings(self) -> bool:
+        """Whether the peer ended the connection because it was asked for signs of life too often."""
+        goaway = self.protocol.processor.goaway
+        return goaway is not None and goaway.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Drive the connection until it ends, for whatever reason; `ended` tells which. Never raises because of the
+        peer. On return the stream is closed and every call on it has been told."""
+        try:
+            with self._scope:
+                self.protocol.connection_made(self)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write_all)
+                    nursery.start_soon(self._watch_silence)
+                    nursery.start_soon(self._read_all)
+                    task_status.started()
+        finally:
+            self._closing = True
+            self._ended("closed")
+            self.protocol.connection_lost(None)
+            # Forcefully: everything that was to be written has had its time.
+            await trio.aclose_forcefully(self._stream)
+            self.closed.set()
+
+    # What grpclib calls.
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Queue bytes; the caller is asked to wait (`pause_writing`) while more than HIGH_WATER are queued."""
+        if self._closing or not data:
+            return
+        self._waiting.append(bytes(data))
+        self._waiting_size += len(data)
+        self._something_to_write.set()
+        if self._waiting_size > HIGH_WATER and not self._paused:
+            self._paused = True
+            self.protocol.pause_writing()
+
+    def is_closing(self) -> bool:
+        """Whether the connection has ended or is about to."""
+        return self._closing
+
+    def close(self) -> None:
+        """End the connection once what is queued is written, or CLOSE_DEADLINE is over."""
+        if not self._closing:
+            self._closing = True
+            self._ended("closed by this side")
+            self._scope.deadline = min(self._scope.deadline, trio.current_time() + CLOSE_DEADLINE)
+            self._something_to_write.set()
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End the connection at once."""
+        self._closing = True
+        self._ended(reason)
+        self._scope.cancel()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """asyncio's way to ask a transport things; here only `peername`, a line for people."""
+        return peer_name(self._stream) if name == "peername" else default
+
+    # Tasks.
+
+    async def _read_all(self) -> None:
+        try:
+            while data := await self._stream.receive_some(READ_SIZE):
+                self.last_received = trio.current_time()
+                if not self._take(bytes(data)):
+                    return
+            self.abort("the peer closed the connection")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.abort(f"the connection broke: {error.__cause__ or error}")
+
+    def _take(self, data: bytes) -> bool:
+        try:
+            self.protocol.data_received(data)
+        except (ProtocolError, ValueError, KeyError, IndexError, AttributeError, AssertionError, TypeError) as error:
+            # h2 and grpclib answer some forms of nonsense with whatever exception it hits first.
+            self.abort(f"the peer broke HTTP/2: {type(error).__name__}: {error}")
+            return False
+        goaway = self.protocol.processor.goaway
+        if goaway is not None:
+            detail = (goaway.additional_data or b"").decode("ascii", "replace")
+            self._ended(f"the peer said goodbye ({_error_name(goaway.error_code)}{': ' if detail else ''}{detail})")
+        return True
+
+    async def _write_all(self) -> None:
+        try:
+            while True:
+                if not self._waiting:
+                    if self._closing:
+                        self._scope.cancel()
+                        return
+                    self._something_to_write = trio.Event()
+                    await self._something_to_write.wait()
+                    continue
+                data = b"".join(self._waiting)
+                self._waiting.clear()
+                await self._stream.send_all(data)
+                # Only what the stream has taken makes room; what came meanwhile waits in the queue.
+                self._waiting_size -= len(data)
+                if self._paused and self._waiting_size <= LOW_WATER:
+                    self._paused = False
+                    self.protocol.resume_writing()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.abort(f"the connection broke: {error.__cause__ or error}")
+
+    async def _watch_silence(self) -> None:
+        asked = 0
+        while True:
+            # Moments are compared, never differences: those may round to just below what was slept for.
+            await trio.sleep_until(self.last_received + self._settings.keepalive)
+            while trio.current_time() >= self.last_received + self._settings.keepalive:
+                given_up_at = self.last_received + self._settings.silence_limit
+                if trio.current_time() >= given_up_at:
+                    self.abort(f"silent for {self._settings.silence_limit:g} s")
+                    return
+                asked += 1
+                self.protocol.h2.ping(struct.pack("!Q", asked))
+                self.protocol.connection.flush()
+                await trio.sleep_until(min(trio.current_time() + self._settings.keepalive, given_up_at))
+
+    def _ended(self, reason: str) -> None:
+        if not self.ended:
+            self.ended = reason
+
+
+def peer_name(stream: trio.abc.Stream) -> str:
+    """The other end of a stream, for people: address and port where it has one."""
+    inner = stream
+    while isinstance(inner, trio.SSLStream):
+        inner = inner.transport_stream
+    if isinstance(inner, trio.SocketStream):
+        try:
+            name = inner.socket.getpeername()
+        except OSError:
+            return "a peer that is gone"
+        return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+    return getattr(inner, "name", "memory")
+
+
+def _error_name(code: int | None) -> str:
+    return next((known.name for known in ErrorCodes if known == code), f"code {code}")
