@@ -1,0 +1,601 @@
+"""What a plugin may do wrong, and that it costs nobody else anything: its hooks, its types, their options, and the
+making of sources."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pluggy
+import pytest
+import structlog
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trio_federation
+from trio_federation import (
+    Capacity,
+    CapacitySink,
+    CapacitySource,
+    SinkContext,
+    SinkType,
+    SourceContext,
+    SourceType,
+    hookimpl,
+    hookspecs,
+)
+from trio_federation.config import PluginTable
+from trio_federation.errors import ConfigurationError, FederationError, PluginError
+from trio_federation.plugins import PluginManager
+
+
+class Options(msgspec.Struct):
+    path: str
+    limit: int = 0
+
+
+class Source(CapacitySource):
+    def __init__(self, options: Options, context: SourceContext) -> None:
+        self.options = options
+        self.context = context
+
+    async def collect(self) -> Sequence[Capacity]:
+        return []
+
+
+class Sink(CapacitySink):
+    def __init__(self, options: Options, context: SinkContext) -> None:
+        self.options = options
+        self.context = context
+
+    async def update(self, snapshot: Sequence[Capacity]) -> None:
+        return None
+
+
+def plugin(**hooks: Callable[..., Any]) -> object:
+    """A plugin with these functions, all of them marked."""
+    return SimpleNamespace(**{name: hookimpl(function) for name, function in hooks.items()})
+
+
+def sources(*names: str) -> object:
+    """A good plugin that offers source types of these names."""
+    return plugin(capacity_sources=lambda: [SourceType(name, Options, Source) for name in names])
+
+
+def empty() -> Callable[[], list[Any]]:
+    """A hook, a new one each time as marking changes it, that offers nothing."""
+
+    def hook() -> list[Any]:
+        return []
+
+    return hook
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def hook() -> Any:
+        raise error
+
+    return hook
+
+
+def managed(**plugins: object) -> PluginManager:
+    manager = PluginManager()
+    for name, each in plugins.items():
+        manager.register(each, name)
+    return manager
+
+
+def errors(manager: PluginManager) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for failure in manager.failures:
+        assert "\n" not in str(failure)
+        assert str(failure).startswith(f"plugin '{failure.name}'")
+        found.setdefault(failure.name, []).append(failure.error)
+    return found
+
+
+# --- the contract
+
+
+def hook_names() -> list[str]:
+    """Every hook that there is, read as pluggy reads them."""
+    reader = pluggy.PluginManager(hookspecs.PROJECT)
+    return sorted(name for name in dir(hookspecs) if reader.parse_hookspec_opts(hookspecs, name) is not None)
+
+
+def test_the_hooks() -> None:
+    assert hook_names() == ["capacity_sinks", "capacity_sources"]
+
+
+@pytest.mark.parametrize("name", hook_names())
+def test_each_hook_is_documented_and_called(name: str) -> None:
+    calls: list[str] = []
+
+    def hook() -> list[Any]:
+        calls.append(name)
+        return []
+
+    assert errors(managed(only=plugin(**{name: hook}))) == {}
+    assert calls == [name]
+    assert getattr(hookspecs, name).__doc__
+
+
+def test_the_specs_are_never_run_themselves() -> None:
+    with pytest.raises(NotImplementedError):
+        hookspecs.capacity_sources()
+    with pytest.raises(NotImplementedError):
+        hookspecs.capacity_sinks()
+
+
+def test_what_plugins_need_is_public() -> None:
+    wanted = {"CapacitySink", "CapacitySource", "SinkContext", "SinkType", "SourceContext", "SourceType", "hookimpl"}
+    assert wanted <= set(trio_federation.__all__)
+
+
+def test_a_source_has_to_collect_and_a_sink_to_update() -> None:
+    with pytest.raises(TypeError, match="collect"):
+        CapacitySource()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match="update"):
+        CapacitySink()  # type: ignore[abstract]
+
+
+async def test_the_rest_of_a_source_and_a_sink_has_defaults(context: SourceContext) -> None:
+    source = Source(Options(path="x"), context)
+    assert source.changes() is None
+    assert source.is_live() is True
+    await source.aclose()
+    await Sink(Options(path="x"), SinkContext(**fields(context))).aclose()
+
+
+def fields(context: SourceContext) -> dict[str, Any]:
+    return {name: getattr(context, name) for name in ("name", "cluster_id", "clock", "random", "log", "base_dir")}
+
+
+# --- one plugin's failure is its own
+
+
+def test_a_manager_is_empty_at_first() -> None:
+    manager = PluginManager()
+    assert (manager.plugins, manager.failures, manager.source_types, manager.sink_types) == ((), (), {}, {})
+
+
+def test_what_good_plugins_offer() -> None:
+    manager = managed(
+        two=plugin(
+            capacity_sources=lambda: [SourceType("b", Options, Source), SourceType("a", Options, Source, "of letters")],
+            capacity_sinks=lambda: iter([SinkType("a", Options, Sink)]),
+        ),
+        nothing=plugin(capacity_sources=lambda: None, capacity_sinks=empty()),
+    )
+    assert list(manager.source_types) == ["a", "b"]
+    assert manager.source_types["a"].summary == "of letters"
+    assert list(manager.sink_types) == ["a"]
+    assert errors(manager) == {}
+    assert [(each.name, each.sources, each.sinks, each.failures) for each in manager.plugins] == [
+        ("nothing", (), (), ()),
+        ("two", ("a", "b"), ("a",), ()),
+    ]
+
+
+class Custom(BaseException):
+    """As of an extension module that panics, or a test framework's skip."""
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (RuntimeError("broken\nin two lines"), "RuntimeError: broken in two lines"),
+        (SystemExit(3), "SystemExit: 3"),
+        (SystemExit(), "SystemExit"),
+        (Custom("panic"), "Custom: panic"),
+        (Unprintable(), "Unprintable"),
+        (ExceptionGroup("several", [ValueError()]), "ExceptionGroup: several (1 sub-exception)"),
+        (BaseExceptionGroup("several", [SystemExit()]), "BaseExceptionGroup: several (1 sub-exception)"),
+    ],
+)
+def test_a_hook_that_raises_is_told_and_the_others_are_called(error: BaseException, told: str) -> None:
+    bad = plugin(capacity_sources=raising(error), capacity_sinks=lambda: [SinkType("kept", Options, Sink)])
+    manager = managed(a=sources("a"), bad=bad, z=sources("z"))
+    assert errors(manager) == {"bad": [f"hook capacity_sources failed: {told}"]}
+    assert manager.failures[0].cause is error
+    assert list(manager.source_types) == ["a", "z"]
+    assert list(manager.sink_types) == ["kept"]
+
+
+def test_a_generator_that_fails_half_way_has_offered_the_first_half() -> None:
+    def hook() -> Iterator[SourceType[Any]]:
+        yield SourceType("first", Options, Source)
+        raise RuntimeError("no second")
+
+    manager = managed(half=plugin(capacity_sources=hook))
+    assert list(manager.source_types) == ["first"]
+    assert errors(manager) == {"half": ["hook capacity_sources failed: RuntimeError: no second"]}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        BaseExceptionGroup("several", [ValueError(), BaseExceptionGroup("inner", [KeyboardInterrupt()])]),
+    ],
+)
+def test_what_asks_the_process_to_stop_is_not_a_plugins_failure(error: BaseException) -> None:
+    manager = PluginManager()
+    with pytest.raises(type(error)) as caught:
+        manager.register(plugin(capacity_sources=raising(error)), "stopped")
+    assert caught.value is error
+
+
+async def test_cancelled_is_not_a_plugins_failure() -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as error:
+            for hook in (raising(error), raising(BaseExceptionGroup("several", [error, ValueError()]))):
+                with pytest.raises((trio.Cancelled, BaseExceptionGroup)):
+                    PluginManager().register(plugin(capacity_sources=hook), "cancelled")
+            make = SourceType("make", Options, raising_create(error))
+            manager = managed(make=plugin(capacity_sources=lambda: [make]))
+            with pytest.raises(trio.Cancelled):
+                create(manager, PluginTable("make", {"path": "x"}, "source[0]"))
+            raise
+    assert scope.cancelled_caught
+
+
+def raising_create(error: BaseException) -> Callable[[Any, Any], Any]:
+    def make(options: Any, context: Any) -> Any:
+        raise error
+
+    return make
+
+
+def misspelt() -> object:
+    return plugin(capacity_source=empty(), capacity_sources=lambda: [SourceType("bad", Options, Source)])
+
+
+def test_a_misspelt_hook_is_named_with_the_nearest_one() -> None:
+    manager = managed(good=sources("good"), bad=misspelt(), more=plugin(zzz=empty()))
+    assert errors(manager) == {
+        "bad": [
+            "does not fit the plugin contract: there is no hook 'capacity_source'; did you mean \"capacity_sources\"?"
+        ],
+        "more": [
+            "does not fit the plugin contract: there is no hook 'zzz'; the hooks are capacity_sources, capacity_sinks"
+        ],
+    }
+    assert list(manager.source_types) == ["good"]
+
+
+def test_a_hook_may_have_another_name_in_the_plugin_and_a_later_hook_may_be_optional() -> None:
+    good = SimpleNamespace(
+        mine=hookimpl(lambda: [SourceType("mine", Options, Source)], specname="capacity_sources"),
+        a_hook_of_a_later_version=hookimpl(empty(), optionalhook=True),
+    )
+    manager = managed(good=good)
+    assert errors(manager) == {}
+    assert list(manager.source_types) == ["mine"]
+
+
+def test_an_unknown_argument_is_named() -> None:
+    manager = managed(bad=plugin(capacity_sources=lambda config: []), good=sources("good"))
+    (error,) = errors(manager)["bad"]
+    assert error.startswith("does not fit the plugin contract: PluginValidationError: ")
+    assert "config" in error
+    assert list(manager.source_types) == ["good"]
+
+
+def test_a_wrapper_changes_nothing_for_others() -> None:
+    @hookimpl(wrapper=True)
+    def capacity_sources() -> Iterator[None]:
+        yield
+        return []  # type: ignore[return-value]
+
+    @hookimpl(hookwrapper=True)
+    def not_a_generator() -> None:
+        return None
+
+    manager = managed(
+        good=sources("good"),
+        wrapper=SimpleNamespace(capacity_sources=capacity_sources),
+        bad=SimpleNamespace(capacity_sources=not_a_generator),
+    )
+    assert list(manager.source_types) == ["good"]
+    assert list(errors(manager)) == ["bad"]
+
+
+class Odd:
+    """A plugin object that gets in the way of being compared, hashed, listed or shown."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not shown")
+
+    @hookimpl
+    def capacity_sources(self) -> list[Any]:
+        return [self]
+
+
+class Unlisted:
+    def __dir__(self) -> list[str]:
+        raise RuntimeError("not listed")
+
+
+def unmarked() -> object:
+    return SimpleNamespace(capacity_sources=empty())
+
+
+@pytest.mark.parametrize(
+    "odd, text",
+    [
+        (None, "does not fit the plugin contract: the entry point names None"),
+        (SimpleNamespace(), "does not fit the plugin contract: nothing in it is marked with hookimpl; the hooks are"),
+        (unmarked(), "nothing in it is marked with hookimpl"),
+        ("a text", "nothing in it is marked with hookimpl"),
+        (Unlisted(), "does not fit the plugin contract: RuntimeError: not listed"),
+        (Odd(), "is no SourceType"),
+    ],
+    ids=["none", "empty", "unmarked", "text", "unlisted", "odd"],
+)
+def test_odd_plugins_are_told_and_the_others_go_on(odd: object, text: str) -> None:
+    manager = managed(a=sources("a"), odd=odd, z=sources("z"))
+    (error,) = errors(manager).pop("odd")
+    assert text in error
+    assert list(manager.source_types) == ["a", "z"]
+
+
+async def coroutine() -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    "answer, text",
+    [
+        (3, "failed: it returned 3; return a list of SourceType"),
+        (SourceType("x", Options, Source), "return a list of SourceType"),
+        ("ab", "hook capacity_sources: 'a' is no SourceType"),
+        ([None], "hook capacity_sources: None is no SourceType"),
+        ([SinkType("x", Options, Sink)], "is no SourceType"),
+        ([SourceType], "is no SourceType"),
+        ([SourceType("", Options, Source)], "the type name '' is no lower-case RFC 1123 label"),
+        ([SourceType("A b", Options, Source)], "the type name 'A b' is no lower-case RFC 1123 label"),
+        ([SourceType(3, Options, Source)], "the type name 3 is no"),  # type: ignore[arg-type]
+        ([SourceType("x", dict, Source)], "options of type 'x' are <class 'dict'>"),  # type: ignore[type-var,arg-type]
+        ([SourceType("x", Options(path=""), Source)], "give a subclass of msgspec.Struct"),  # type: ignore[arg-type]
+        ([SourceType("x", Options, None)], "create of type 'x' is None; give a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_garbage_from_a_hook_is_named(answer: object, text: str) -> None:
+    manager = managed(bad=plugin(capacity_sources=lambda: answer), good=sources("good"))
+    found = errors(manager)["bad"]
+    assert text in found[0]
+    assert list(manager.source_types) == ["good"]
+
+
+def test_a_good_type_beside_garbage_is_kept() -> None:
+    manager = managed(mixed=plugin(capacity_sources=lambda: [1, SourceType("good", Options, Source), 2]))
+    assert list(manager.source_types) == ["good"]
+    assert errors(manager) == {
+        "mixed": ["hook capacity_sources: 1 is no SourceType", "hook capacity_sources: 2 is no SourceType"]
+    }
+
+
+def test_an_async_hook_is_refused() -> None:
+    # that no warning about a coroutine that was never awaited follows is seen to by warnings being errors
+    manager = managed(bad=plugin(capacity_sources=coroutine))
+    assert errors(manager) == {
+        "bad": ["hook capacity_sources failed: it is async; hooks are synchronous functions that return a list"]
+    }
+
+
+# --- several plugins, one name
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["a", "b", "c"])))
+def test_a_type_that_two_plugins_offer_is_refused_whatever_the_order(order: tuple[str, ...]) -> None:
+    plugins = {"a": sources("x", "only-a"), "b": sources("x"), "c": sources("only-c")}
+    manager = managed(**{name: plugins[name] for name in order})
+    clash = "source type 'x' is refused: plugins 'a' and 'b' offer it; uninstall all but one"
+    assert errors(manager) == {"a": [clash], "b": [clash]}
+    assert list(manager.source_types) == ["only-a", "only-c"]
+    assert {each.name: each.sources for each in manager.plugins} == {"a": ("only-a",), "b": (), "c": ("only-c",)}
+    assert manager.source_faults(PluginTable("x", {}, "source[1]")) == [f"source[1].type: {clash}"]
+
+
+def test_a_type_that_one_plugin_offers_twice_is_refused() -> None:
+    manager = managed(a=sources("x", "x", "y"))
+    assert errors(manager) == {"a": ["source type 'x' is refused: plugin 'a' offers it 2 times"]}
+    assert list(manager.source_types) == ["y"]
+
+
+def test_a_source_type_and_a_sink_type_may_share_a_name() -> None:
+    both = plugin(
+        capacity_sources=lambda: [SourceType("x", Options, Source)],
+        capacity_sinks=lambda: [SinkType("x", Options, Sink)],
+    )
+    manager = managed(both=both)
+    assert errors(manager) == {}
+    assert (list(manager.source_types), list(manager.sink_types)) == (["x"], ["x"])
+
+
+def test_one_object_under_two_names_and_two_plugins_of_one_name() -> None:
+    one = sources("x")
+    manager = managed(a=one, b=one)
+    assert list(manager.source_types) == []
+    manager = PluginManager()
+    manager.register(sources("x"), "same")
+    manager.register(sources("y"), "same")
+    assert list(manager.source_types) == ["x", "y"]
+
+
+offers = st.lists(st.lists(st.sampled_from(["p", "q", "r", "s"]), max_size=3), min_size=1, max_size=5)
+
+
+@settings(max_examples=40)
+@given(offers, st.randoms(use_true_random=False))
+def test_the_order_of_plugins_never_shows(offered: list[list[str]], random: Random) -> None:
+    plugins = [(f"plugin-{index}", names) for index, names in enumerate(offered)]
+    views = []
+    for _ in range(2):
+        manager = PluginManager()
+        for name, names in plugins:
+            manager.register(sources(*names), name)
+        views.append((list(manager.source_types), manager.plugins, manager.failures))
+        random.shuffle(plugins)
+    assert views[0] == views[1]
+    every = [name for names in offered for name in names]
+    assert views[0][0] == sorted(name for name in set(every) if every.count(name) == 1)
+
+
+# --- making sources and sinks
+
+
+def create(manager: PluginManager, table: PluginTable) -> CapacitySource:
+    return manager.create_source(table, "west", lambda: 7.0, Random(1), Path("/etc/here"))
+
+
+def test_a_source_gets_its_options_and_its_context() -> None:
+    random = Random(1)
+    manager = managed(good=sources("good"))
+    table = PluginTable("good", {"path": "x"}, "source[2]")
+    source = manager.create_source(table, "west", lambda: 7.0, random, Path("/etc/here"))
+    assert isinstance(source, Source)
+    assert source.options == Options(path="x")
+    context = source.context
+    assert (context.name, context.cluster_id, context.clock()) == ("source[2]:good", "west", 7.0)
+    assert context.random is random
+    assert context.base_dir == Path("/etc/here")
+    assert structlog.get_context(context.log) == {"source": "source[2]:good", "cluster": "west"}
+
+
+def test_a_sink_gets_its_options_and_its_context() -> None:
+    manager = managed(good=plugin(capacity_sinks=lambda: [SinkType("good", Options, Sink)]))
+    table = PluginTable("good", {"path": "x", "limit": 3}, "sink[0]")
+    sink = manager.create_sink(table, "west", lambda: 7.0, Random(1), Path("/etc/here"))
+    assert isinstance(sink, Sink)
+    assert sink.options == Options(path="x", limit=3)
+    assert isinstance(sink.context, SinkContext)
+    assert sink.context.name == "sink[0]:good"
+    assert manager.sink_faults(PluginTable("good", {}, "sink[0]")) == ["sink[0].path: is missing; the table needs it"]
+    with pytest.raises(ConfigurationError, match=r"sink\[0\]\.path"):
+        manager.create_sink(PluginTable("good", {}, "sink[0]"), "west", lambda: 7.0, Random(1), Path())
+
+
+def test_every_fault_of_the_options_is_raised_at_once() -> None:
+    manager = managed(good=sources("good"))
+    table = PluginTable("good", {"pth": "x", "limit": "3"}, "source[0]")
+    with pytest.raises(ConfigurationError) as caught:
+        create(manager, table)
+    assert caught.value.faults == [
+        'source[0].pth: unknown key; did you mean "path"?',
+        "source[0].limit: expected a whole number, got a string",
+        "source[0].path: is missing; the table needs it",
+    ]
+    assert manager.source_faults(table) == caught.value.faults
+    assert manager.source_faults(PluginTable("good", {"path": "x"}, "source[0]")) == []
+
+
+class Hostile(msgspec.Struct):
+    path: str
+
+    def __post_init__(self) -> None:
+        raise SystemExit(4)
+
+
+class Unsupported(msgspec.Struct):
+    path: dict[str, int] | dict[int, str]
+
+
+@pytest.mark.parametrize("options, told", [(Hostile, "SystemExit: 4"), (Unsupported, "TypeError: ")])
+def test_options_that_cannot_be_checked_are_a_fault_of_the_plugin(options: type[msgspec.Struct], told: str) -> None:
+    manager = managed(bad=plugin(capacity_sources=lambda: [SourceType("odd", options, raising_create(ValueError()))]))
+    with pytest.raises(ConfigurationError) as caught:
+        create(manager, PluginTable("odd", {"path": "x"}, "source[0]"))
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"source[0]: the source type 'odd' of plugin 'bad' cannot check its options: {told}")
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (RuntimeError("no such\nfile"), "RuntimeError: no such file"),
+        (SystemExit(1), "SystemExit: 1"),
+        (PluginError("its own words"), "its own words"),
+    ],
+)
+def test_a_source_that_cannot_be_made_is_an_error_with_its_cause(error: BaseException, told: str) -> None:
+    manager = managed(bad=plugin(capacity_sources=lambda: [SourceType("odd", Options, raising_create(error))]))
+    with pytest.raises(PluginError) as caught:
+        create(manager, PluginTable("odd", {"path": "x"}, "source[0]"))
+    assert str(caught.value) == f"source[0]: plugin 'bad' cannot make its 'odd': {told}"
+    assert caught.value.__cause__ is error
+
+
+def test_keyboard_interrupt_while_a_source_is_made_comes_out() -> None:
+    stop = raising_create(KeyboardInterrupt())
+    manager = managed(bad=plugin(capacity_sources=lambda: [SourceType("odd", Options, stop)]))
+    with pytest.raises(KeyboardInterrupt):
+        create(manager, PluginTable("odd", {"path": "x"}, "source[0]"))
+
+
+@pytest.mark.parametrize("made", [None, Source, object()])
+def test_what_is_no_source_is_refused(made: Any) -> None:
+    manager = managed(bad=plugin(capacity_sources=lambda: [SourceType("odd", Options, lambda options, context: made)]))
+    with pytest.raises(PluginError, match="which is no CapacitySource"):
+        create(manager, PluginTable("odd", {"path": "x"}, "source[0]"))
+
+
+# --- a type that is not there
+
+
+def why(manager: PluginManager, name: str) -> str:
+    (fault,) = manager.source_faults(PluginTable(name, {}, "source[0]"))
+    place, _, text = fault.partition(": ")
+    assert place == "source[0].type"
+    with pytest.raises(FederationError) as caught:
+        create(manager, PluginTable(name, {}, "source[0]"))
+    assert str(caught.value) == fault
+    return text
+
+
+def test_an_unknown_type_with_the_nearest_one() -> None:
+    manager = managed(a=sources("fixtures", "kubernetes"))
+    assert why(manager, "fixture") == "no source type 'fixture' is installed; did you mean \"fixtures\"?"
+    assert why(manager, "zzz") == "no source type 'zzz' is installed; installed: fixtures, kubernetes"
+    assert why(PluginManager(), "zzz") == "no source type 'zzz' is installed; installed: none"
+
+
+def test_an_unknown_type_whose_plugin_failed() -> None:
+    broken = plugin(capacity_sources=raising(RuntimeError("no kubeconfig")))
+    manager = managed(kubernetes=broken, fixtures=sources("fixtures"))
+    failed = "plugin 'kubernetes' failed: hook capacity_sources failed: RuntimeError: no kubeconfig"
+    assert why(manager, "kubernetes") == f"no source type 'kubernetes' is installed; {failed}"
+    meant = "no source type 'kubernets' is installed; did you mean \"kubernetes\"?"
+    assert why(manager, "kubernets") == f"{meant}; {failed}"
+    assert why(manager, "zzz") == (
+        "no source type 'zzz' is installed; installed: fixtures; it may belong to a plugin that failed: 'kubernetes'"
+    )
+
+
+def test_a_source_type_that_is_a_sink_type() -> None:
+    manager = managed(a=plugin(capacity_sinks=lambda: [SinkType("status", Options, Sink)]))
+    assert (
+        why(manager, "status")
+        == "no source type 'status' is installed; there is a sink type of this name, for [[sink]]"
+    )
