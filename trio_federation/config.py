@@ -1,0 +1,744 @@
+"""The configuration: what a TOML file may say, every default, and how a file becomes typed values, with all its faults
+found at once (names and rules: interfaces.md, "Configuration"). The Structs here are the one declaration of keys, types
+and defaults. What a plugin's table may say is the plugin's business; starting things, and loading certificates, belong
+to the rooms that use them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import msgspec
+
+from trio_federation.capacity import is_label
+from trio_federation.errors import ConfigurationError
+from trio_federation.suggest import nearest
+
+#: The environment variables that win over the file, and the only ones that are read.
+CLUSTER_ID_VARIABLE = "LOCAL_CLUSTER_ID"
+SECRET_VARIABLE = "TRIO_FEDERATION_SECRET"  # noqa: S105 - the name of a variable, not a secret
+
+#: Bounds of every duration, in seconds. Nothing here is meant to happen more often, or to be kept for longer.
+SHORTEST = 0.001
+LONGEST = 24 * 3600.0
+
+#: Bounds of what is read, in bytes, so that a path that names a device or a wrong file cannot fill the memory. A secret
+#: travels in an HTTP header, and peers commonly limit all headers together to 8 KiB.
+LARGEST_FILE = 1024 * 1024
+LARGEST_SECRET = 4096
+
+#: Words and keys of interfaces.md that are promised for a later version: known, but of no use yet.
+NOT_YET = frozenset({"token", "certificate", "nats", "hub.backplane.servers"})
+
+
+class Secret:
+    """A text that is never shown: not by str(), repr() or format(), and not by a serialiser that meets it by chance."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, Secret) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A host and a TCP port. `host` has no brackets; `str()` is host:port, an IPv6 address in brackets."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is this machine by its own name or address. A name that a resolver decides about is not."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.removesuffix(".") == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+# What is written as a string: how each kind is read, and shown again.
+
+
+@dataclass(frozen=True)
+class Written:
+    """Marks, inside Annotated, a value that stands in the file as a string.
+
+    `read` takes that string and the folder that relative paths start from, and raises ValueError with the rest of
+    a fault's line."""
+
+    read: Callable[[str, Path], object]
+    example: str
+    show: Callable[[Any], str] = str
+
+
+def _shown(text: str) -> str:
+    """A text from outside, fit for one line of a fault."""
+    return repr(text if len(text) <= 60 else text[:60] + "…")
+
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def _duration(text: str, _base: Path) -> float:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f'{_shown(text)} is not a duration; write a number and one of the units ms, s, m, h, for instance "5s"'
+        )
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if not SHORTEST <= seconds <= LONGEST:
+        limits = f"{show_duration(SHORTEST)} to {show_duration(LONGEST)}"
+        raise ValueError(f"{_shown(text)} is outside of what a duration here can be; write one from {limits}")
+    return seconds
+
+
+def show_duration(seconds: float) -> str:
+    """A duration as the file would say it, for instance "30s"."""
+    unit = next((unit for unit in ("h", "m", "s") if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0), None)
+    if unit is None:
+        unit = "ms" if seconds < 1 else "s"
+    return f"{seconds / _UNITS[unit]:g}{unit}"
+
+
+_HOST = re.compile(r"(?!.{254})[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*\.?")
+_ENDPOINT = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([0-9]{1,5})")
+
+
+def _host(text: str, _base: Path) -> str:
+    host = text.lower()
+    if _HOST.fullmatch(host) is None:
+        raise ValueError(f"{_shown(text)} is not a host name or an IPv4 address")
+    # As in URLs: a host that ends in a number can only be meant as an address.
+    if host.removesuffix(".").rpartition(".")[2].isdigit():
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError as error:
+            raise ValueError(f"{_shown(text)} is not an IPv4 address") from error
+    return host
+
+
+def _endpoint(text: str, base: Path) -> Endpoint:
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
+        if "://" in text:
+            advice = "leave out the scheme and the path, and write host:port"
+        elif "[" in text or text.count(":") > 1:
+            advice = 'write an IPv6 address in brackets and then the port, for instance "[::1]:7443"'
+        else:
+            advice = 'write host:port, for instance "127.0.0.1:7443"'
+        raise ValueError(f"{_shown(text)} is not an endpoint; {advice}")
+    in_brackets, name, port = match.groups()
+    if int(port) > 65535:
+        raise ValueError(f"{_shown(text)} has no port that exists; write one up to 65535")
+    if in_brackets is None:
+        if not name:
+            raise ValueError(f'{_shown(text)} names no host; "0.0.0.0" or "[::]" stands for every address to listen on')
+        return Endpoint(_host(name, base), int(port))
+    try:
+        return Endpoint(str(ipaddress.IPv6Address(in_brackets)), int(port))
+    except ValueError as error:
+        raise ValueError(f"{_shown(text)} holds no IPv6 address in its brackets") from error
+
+
+def _hub_endpoint(text: str, base: Path) -> Endpoint:
+    endpoint = _endpoint(text, base)
+    if endpoint.port == 0:
+        raise ValueError(f"{_shown(text)} has no port to connect to; write one from 1 to 65535")
+    return endpoint
+
+
+def _cluster_id(text: str, _base: Path) -> str:
+    if not is_label(text):
+        raise ValueError(
+            f"{_shown(text)} is not a cluster id; use at most 63 lower-case letters, digits and inner hyphens "
+            "(an RFC 1123 label)"
+        )
+    return text
+
+
+def _path(text: str, base: Path) -> str:
+    if not text or "\0" in text:
+        raise ValueError(f"{_shown(text)} names no file; write the path of one")
+    return str(base / text)
+
+
+def _readable_path(text: str, base: Path) -> str:
+    path = _path(text, base)
+    try:
+        # Looked at first, because to open a pipe that nobody writes to would wait for ever.
+        if not Path(path).is_file() and Path(path).exists():
+            raise ValueError(f"{_shown(path)} is not a file; name one that holds PEM")
+        with open(path, "rb"):
+            return path
+    except OSError as error:
+        raise ValueError(f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path") from error
+
+
+def _secret(text: str, _base: Path) -> Secret:
+    if not text:
+        raise ValueError("is empty; put the secret there, or remove it")
+    if len(text) > LARGEST_SECRET:
+        raise ValueError(f"holds more than {LARGEST_SECRET} characters; use a shorter secret")
+    # gRPC's rule for values of text headers: printable ASCII, and blanks at the ends are lost on the way.
+    if not (text.isascii() and text.isprintable() and text == text.strip()):
+        raise ValueError(
+            "holds something that an HTTP header cannot carry; use printable ASCII, without blanks or line breaks at "
+            "its ends"
+        )
+    return Secret(text)
+
+
+def _show_secret(_secret: Secret) -> str:
+    return "set, not shown"
+
+
+Duration: TypeAlias = Annotated[float, Written(_duration, '"5s"', show_duration)]  # seconds, once loaded
+BindEndpoint: TypeAlias = Annotated[Endpoint, Written(_endpoint, '"127.0.0.1:9464"')]  # port 0: any free one
+HubEndpoint: TypeAlias = Annotated[Endpoint, Written(_hub_endpoint, '"hub.example:7443"')]
+ClusterId: TypeAlias = Annotated[str, Written(_cluster_id, '"west"')]
+HostName: TypeAlias = Annotated[str, Written(_host, '"hub.example"')]
+FilePath: TypeAlias = Annotated[str, Written(_path, '"/run/secrets/federation"')]  # relative to the file's own folder
+PemPath: TypeAlias = Annotated[str, Written(_readable_path, '"/run/tls/tls.crt"')]  # likewise; looked for while loading
+SecretText: TypeAlias = Annotated[Secret, Written(_secret, '"…"', _show_secret)]
+
+
+# What a file may say. A key of the file is a field here, with its default.
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all tables: frozen, and without room for keys that nobody declared."""
+
+
+class Tls(_Table, frozen=True, kw_only=True):
+    """How an agent speaks TLS to hubs. Without ca_file, the system's authorities; the pair is a client certificate."""
+
+    ca_file: PemPath | None = None
+    cert_file: PemPath | None = None
+    key_file: PemPath | None = None
+    server_name: HostName | None = None
+
+
+class Federation(_Table, frozen=True, kw_only=True):
+    """The agent's side of the federation. Once loaded, `secret` is what the environment, secret_file or secret gave."""
+
+    hubs: tuple[HubEndpoint, ...] = ()
+    secret: SecretText | None = None
+    secret_file: FilePath | None = None
+    ttl: Duration = 30.0
+    report_interval: Duration = 5.0
+    resync_interval: Duration = 10.0
+    keepalive: Duration = 5.0
+    silence_limit: Duration = 15.0
+    insecure: bool = False
+    tls: Tls | None = None
+
+
+class HubTls(_Table, frozen=True, kw_only=True):
+    """The hub's certificate. With client_ca_file, agents need a certificate from that authority."""
+
+    cert_file: PemPath
+    key_file: PemPath
+    client_ca_file: PemPath | None = None
+
+
+class Backplane(_Table, frozen=True, kw_only=True):
+    """How several hubs share what they know; "memory" is one hub by itself."""
+
+    type: Literal["memory"] = "memory"
+
+
+class HubSettings(_Table, frozen=True, kw_only=True):
+    """The hub. Once loaded, `secret` is what secret_file or secret gave; the environment's is the agent's alone."""
+
+    bind: BindEndpoint = Endpoint("0.0.0.0", 7443)  # noqa: S104 - refused unless TLS or insecure = true is there, too
+    ttl: Duration = 60.0
+    grace: Duration = 10.0
+    keepalive: Duration = 5.0
+    silence_limit: Duration = 15.0
+    insecure: bool = False
+    secret: SecretText | None = None
+    secret_file: FilePath | None = None
+    accept: tuple[Literal["shared"], ...] = ("shared",)
+    tls: HubTls | None = None
+    backplane: Backplane = Backplane()
+
+
+class Metrics(_Table, frozen=True, kw_only=True):
+    """Where metrics and health are served; may be bound wide."""
+
+    bind: BindEndpoint = Endpoint("127.0.0.1", 9464)
+
+
+class Admin(_Table, frozen=True, kw_only=True):
+    """Where the admin interface is served; on loopback only, as long as it cannot ask for a token."""
+
+    bind: BindEndpoint = Endpoint("127.0.0.1", 9465)
+
+
+class Log(_Table, frozen=True, kw_only=True):
+    """What is logged, and how: "auto" is "console" on a terminal and "json" otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+
+
+class PluginTable(msgspec.Struct, frozen=True):
+    """One [[source]] or [[sink]]: which plugin, its options as they stand in the file, and where, like "source[0]"."""
+
+    type: str
+    options: dict[str, Any] = {}
+    key_path: str = ""
+
+    def __repr__(self) -> str:
+        # An option's value may be a plugin's secret, so only the names are shown.
+        return f"PluginTable(type={self.type!r}, options of {list(self.options)!r}, key_path={self.key_path!r})"
+
+
+class Tables(_Table, frozen=True, kw_only=True):
+    """The whole file."""
+
+    cluster_id: ClusterId | None = None
+    federation: Federation = Federation()
+    source: tuple[PluginTable, ...] = ()
+    sink: tuple[PluginTable, ...] = ()
+    metrics: Metrics = Metrics()
+    admin: Admin = Admin()
+    log: Log = Log()
+    hub: HubSettings | None = None
+
+
+class Config(Tables, frozen=True, kw_only=True):
+    """A configuration that can be used: the file's tables, where they came from, and what a person should know."""
+
+    path: Path | None = None
+    #: a line each, fit to be shown and logged
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether anything of an agent is configured; a file with nothing but a hub runs no agent."""
+        return bool(self.cluster_id or self.source or self.sink) or self.federation != Federation()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the agent takes part in a federation; without, it runs single-cluster (semantics.md, "Agent")."""
+        return self.cluster_id is not None and bool(self.federation.hubs) and _has_credential(self.federation)
+
+
+def _has_credential(federation: Federation) -> bool:
+    return federation.secret is not None or (federation.tls is not None and federation.tls.cert_file is not None)
+
+
+def agent_is_configured(document: Mapping[str, object]) -> bool:
+    """Whether a parsed file itself asks for an agent, whatever the environment says; `Config.has_agent` is the answer
+    for a loaded one."""
+    return any(table in document for table in ("cluster_id", "federation", "source", "sink"))
+
+
+# From TOML to those Structs.
+
+#: Stands for a value that has a fault. It may sit in a Struct while the rest is being checked; once there is a fault,
+#: no Struct leaves `load`.
+_BAD: Any = object()
+
+
+def _good(*values: object) -> bool:
+    return not any(value is _BAD for value in values)
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "an array"}
+
+
+def _kind_of(value: object) -> str:
+    return "a table" if isinstance(value, dict) else _KINDS.get(type(value), "a date or time")
+
+
+@lru_cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The keys of a table."""
+    return {each.name: each for each in msgspec.structs.fields(kind)}
+
+
+def _unwrap(kind: Any) -> tuple[Any, Written | None]:
+    """A field's type without `| None` (TOML has no null), and its `Written` mark if it has one."""
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is not Annotated:
+        return kind, None
+    return get_args(kind)[0], next((mark for mark in get_args(kind)[1:] if isinstance(mark, Written)), None)
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, _Table)
+
+
+def _homes(kind: type[msgspec.Struct], header: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of the model, and where it belongs, in words."""
+    for name, known in _fields(kind).items():
+        inner, _ = _unwrap(known.type)
+        if _is_table(inner):
+            full = f"{header}.{name}" if header else name
+            yield name, f"to the file as [{full}]"
+            yield from _homes(inner, full)
+        elif PluginTable in get_args(inner):
+            yield name, f"to the file as [[{name}]]"
+        else:
+            yield name, f"under [{header}]" if header else "at the top of the file, above every [table]"
+
+
+@dataclass
+class _Reader:
+    """Reads one file's tables, and collects the faults instead of stopping at the first."""
+
+    file: str
+    base: Path
+    cluster_id: str | None  # from the environment, like the next
+    secret: str | None
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, header: str, key: str, text: str) -> None:
+        """Note a fault of `key` in the table `header`; either may be empty."""
+        place = " ".join(part for part in (f"[{header}]" if header else "", key) if part)
+        self.faults.append(f"{self.file}: {place}: {text}")
+
+    def wrong(self, wanted: str, value: object, header: str, key: str) -> Any:
+        """Note a wrong type. Says what kind of value is there, never the value: it may be a secret in a wrong place."""
+        self.fault(header, key, f"expected {wanted}, not {_kind_of(value)}")
+        return _BAD
+
+    def from_environment(self, variable: str, read: Callable[[str, Path], object], text: str) -> Any:
+        """The value of a variable that is set, or `_BAD`."""
+        try:
+            return read(text, self.base)
+        except ValueError as error:
+            self.faults.append(f"environment: {variable}: {error}")
+            return _BAD
+
+    def table(self, kind: type[msgspec.Struct], table: Mapping[str, Any], header: str) -> Any:
+        """The table as a Struct, with `_BAD` in the place of each value that cannot be used."""
+        known, values = _fields(kind), {}
+        for key, value in table.items():
+            if key in known:
+                values[key] = self.value(known[key].type, value, header, key)
+            else:
+                self.unknown(kind, value, header, key)
+        for key, each in known.items():
+            if each.required and key not in values:
+                values[key] = _BAD
+                self.fault(header, key, "is missing; the table needs it")
+        read = kind(**values)
+        return _RULES[kind](self, read) if kind in _RULES else read
+
+    def value(self, kind: Any, value: Any, header: str, key: str) -> Any:
+        """The value as the type wants it, or `_BAD` with its faults noted."""
+        kind, written = _unwrap(kind)
+        if written is not None:
+            if not isinstance(value, str):
+                return self.wrong(f"a string such as {written.example}", value, header, key)
+            try:
+                return written.read(value, self.base)
+            except ValueError as error:
+                self.fault(header, key, str(error))
+                return _BAD
+        if _is_table(kind):
+            full = f"{header}.{key}" if header else key
+            if not isinstance(value, dict):
+                return self.wrong(f"a table, written as [{full}]", value, header, key)
+            return self.table(kind, value, full)
+        if kind is PluginTable:
+            return self.plugin(value, f"[{header}]", key)
+        if get_origin(kind) is tuple:
+            item = get_args(kind)[0]
+            if not isinstance(value, list):
+                wanted = f"an array of tables, each written as [[{key}]]" if item is PluginTable else "an array"
+                return self.wrong(wanted, value, header, key)
+            header = header or key
+            return tuple(self.value(item, each, header, f"{key}[{index}]") for index, each in enumerate(value))
+        if get_origin(kind) is Literal and isinstance(value, str):
+            return self.word(get_args(kind), value, header, key)
+        try:
+            return msgspec.convert(value, kind, strict=True)
+        except msgspec.ValidationError:
+            return self.wrong(_KINDS.get(kind, "a string"), value, header, key)
+
+    def word(self, valid: tuple[str, ...], value: str, header: str, key: str) -> Any:
+        """One of a few words."""
+        if value in valid:
+            return value
+        choice = ", ".join(f'"{word}"' for word in valid)
+        if value in NOT_YET:
+            self.fault(header, key, f'"{value}" is not available in this version yet; use {choice}')
+        else:
+            near = nearest(value, valid)
+            hint = f'did you mean "{near}"?' if near else f"use {choice}"
+            self.fault(header, key, f"{_shown(value)} is not known here; {hint}")
+        return _BAD
+
+    def plugin(self, value: Any, header: str, key: str) -> Any:
+        """A plugin's table, of which only the type is looked at."""
+        if not isinstance(value, dict):
+            return self.wrong(f"a table, written as [{header}]", value, header, key)
+        name = value.get("type", "")
+        if not isinstance(name, str):
+            return self.wrong("a string that names a plugin", name, header, f"{key}.type")
+        if not name:
+            self.fault(header, f"{key}.type", 'is missing or empty; name the plugin, for instance type = "fixtures"')
+            return _BAD
+        return PluginTable(name, {option: each for option, each in value.items() if option != "type"}, key)
+
+    def unknown(self, kind: type[msgspec.Struct], value: object, header: str, key: str) -> None:
+        """Note a key that the table does not have, with the nearest one that it has, or the table that has it."""
+        known = _fields(kind)
+        # A table is more likely to be meant as a table, and a value as a value.
+        alike = [name for name, each in known.items() if _is_table(_unwrap(each.type)[0]) == isinstance(value, dict)]
+        near = nearest(key, alike) or nearest(key, known)
+        home = " or ".join(dict.fromkeys(place for name, place in _homes(Tables) if name == key))
+        if f"{header}.{key}" in NOT_YET:
+            hint = "it is not available in this version yet"
+        elif near and home:
+            hint = f'did you mean "{near}", or does it belong {home}?'
+        elif near or home:
+            hint = f'did you mean "{near}"?' if near else f"it belongs {home}"
+        else:
+            hint = f"valid here: {', '.join(known)}"
+        name = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else _shown(key)
+        if isinstance(value, dict):
+            self.fault(f"{header}.{name}" if header else name, "", f"unknown table; {hint}")
+        else:
+            self.fault(header, name, f"unknown key; {hint}")
+
+    def read_secret(self, header: str, path: str) -> Any:
+        """What a secret's file holds, less one line break at its end."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read(LARGEST_SECRET + len("\r\n") + 1)
+            for line_break in (b"\r\n", b"\n"):
+                if data.endswith(line_break):
+                    data = data.removesuffix(line_break)
+                    break
+            # A character that the limit cut in two is no matter: the text is too long anyway, and says so.
+            text = data.decode("utf-8", errors="ignore" if len(data) > LARGEST_SECRET else "strict")
+            return _secret(text, self.base)
+        except OSError as error:
+            problem = f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path"
+        except UnicodeDecodeError:
+            problem = f"{_shown(path)} is not UTF-8; write the secret as plain text"
+        except ValueError as error:
+            problem = f"{_shown(path)} {error}"
+        self.fault(header, "secret_file", problem)
+        return _BAD
+
+
+# Rules between keys, and what comes from elsewhere. Each looks only at values that have no fault of their own.
+
+
+def _with_secret(reader: _Reader, header: str, section: Any, environment: str | None) -> Any:
+    """The table with the secret that counts: the environment's, else that of the file, else the key's own."""
+    secret = section.secret
+    if section.secret is not None and section.secret_file is not None:
+        reader.fault(header, "secret_file", "stands beside secret; keep one of the two")
+    elif environment is not None:
+        secret = reader.from_environment(SECRET_VARIABLE, _secret, environment)
+    elif section.secret_file is not None and _good(section.secret_file):
+        secret = reader.read_secret(header, section.secret_file)
+    return msgspec.structs.replace(section, secret=secret)
+
+
+def _check_silence(reader: _Reader, header: str, section: Federation | HubSettings) -> None:
+    keepalive, limit = section.keepalive, section.silence_limit
+    if _good(keepalive, limit) and keepalive >= limit:
+        text = f"{show_duration(keepalive)} is not below silence_limit, {show_duration(limit)}"
+        reader.fault(header, "keepalive", f"{text}: a live peer would pass for a silent one; use a third of it")
+
+
+def _check_plain_text(reader: _Reader, header: str, key: str, section: Federation | HubSettings, at: Endpoint) -> None:
+    if _good(section.insecure, section.tls, at) and section.tls is None and not section.insecure and not at.is_loopback:
+        text = f"{at} is not on loopback, and without [{header}.tls] the secret would travel in plain text"
+        reader.fault(header, key, f"{text}; add [{header}.tls], or insecure = true where the network is trusted")
+
+
+def _federation_rules(reader: _Reader, federation: Federation) -> Federation:
+    resync, ttl = federation.resync_interval, federation.ttl
+    if _good(resync, ttl) and resync > ttl / 2:
+        text = f"{show_duration(resync)} is more than half of ttl, {show_duration(ttl)}"
+        reader.fault("federation", "resync_interval", f"{text}; use at most {show_duration(ttl / 2)}, or a longer ttl")
+    _check_silence(reader, "federation", federation)
+    seen: dict[tuple[str, int], int] = {}
+    for index, hub in enumerate(federation.hubs if _good(federation.hubs) else ()):
+        _check_plain_text(reader, "federation", f"hubs[{index}]", federation, hub)
+        if _good(hub) and (first := seen.setdefault((hub.host.removesuffix("."), hub.port), index)) != index:
+            reader.fault("federation", f"hubs[{index}]", f"{hub} is hubs[{first}] again; name each hub once")
+    result: Federation = _with_secret(reader, "federation", federation, reader.secret)
+    return result
+
+
+def _tls_rules(reader: _Reader, tls: Tls) -> Tls:
+    for given, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
+        if getattr(tls, given) is not None and getattr(tls, other) is None:
+            reader.fault("federation.tls", given, f"stands without {other}; a client certificate needs both")
+    return tls
+
+
+def _hub_rules(reader: _Reader, hub: HubSettings) -> HubSettings:
+    _check_silence(reader, "hub", hub)
+    _check_plain_text(reader, "hub", "bind", hub, hub.bind)
+    if hub.accept == ():
+        reader.fault("hub", "accept", 'is empty, so that no agent could connect; use accept = ["shared"]')
+    if hub.secret is None and hub.secret_file is None:
+        reader.fault("hub", "secret_file", "is missing, and secret, too; agents prove themselves by it, so set either")
+    result: HubSettings = _with_secret(reader, "hub", hub, None)
+    return result
+
+
+def _admin_rules(reader: _Reader, admin: Admin) -> Admin:
+    if _good(admin.bind) and not admin.bind.is_loopback:
+        text = f"{admin.bind} is not on loopback, and the admin interface cannot ask for a token in this version yet"
+        reader.fault("admin", "bind", f'{text}; use "127.0.0.1:{admin.bind.port}"')
+    return admin
+
+
+def _file_rules(reader: _Reader, tables: Tables) -> Tables:
+    if reader.cluster_id is not None:
+        cluster_id = reader.from_environment(CLUSTER_ID_VARIABLE, _cluster_id, reader.cluster_id)
+        tables = msgspec.structs.replace(tables, cluster_id=cluster_id)
+    if tables.source and tables.cluster_id is None:
+        text = f"is missing; the records of a [[source]] need it: set it here, or {CLUSTER_ID_VARIABLE}"
+        reader.fault("", "cluster_id", text)
+    seen: dict[Endpoint, str] = {}
+    for header in ("metrics", "admin", "hub"):
+        section = getattr(tables, header)
+        if section is not None and _good(section) and _good(section.bind) and section.bind.port != 0:
+            first = seen.setdefault(section.bind, header)
+            if first != header:
+                reader.fault(header, "bind", f"{section.bind} is bind of [{first}], too; give each a port of its own")
+    return tables
+
+
+_RULES: dict[type[msgspec.Struct], Callable[[_Reader, Any], Any]] = {
+    Federation: _federation_rules,
+    Tls: _tls_rules,
+    HubSettings: _hub_rules,
+    Admin: _admin_rules,
+    Tables: _file_rules,
+}
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    """The file as TOML. Raises ConfigurationError with one fault, which names the file and, if known, the place."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ConfigurationError([f"{path}: is larger than {LARGEST_FILE} bytes; name a configuration file"])
+        text = data.decode("utf-8-sig")
+        return tomllib.loads(text)
+    except OSError as error:
+        raise ConfigurationError([f"{path}: cannot be read: {error.strerror}; correct the path"]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError([f"{path}: line {line} is not UTF-8; save the file as UTF-8"]) from error
+    except tomllib.TOMLDecodeError as error:
+        lines = text.replace("\r\n", "\n").split("\n")
+        end = f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end of the file"
+        problem = str(error).replace("at end of document", end)
+        raise ConfigurationError([f"{path}: is not valid TOML: {problem}"]) from error
+    except RecursionError as error:
+        raise ConfigurationError([f"{path}: is nested too deeply; use fewer brackets within brackets"]) from error
+    except ValueError as error:
+        # A NUL in the path, or a number with more digits than Python converts.
+        raise ConfigurationError([f"{path}: cannot be read: {error}"]) from error
+
+
+def load(path: str | Path, environ: Mapping[str, str]) -> Config:
+    """Read, check and resolve a configuration file; relative paths in it start from its own folder.
+
+    LOCAL_CLUSTER_ID and TRIO_FEDERATION_SECRET are looked up in `environ` and win over the file; empty ones count as
+    unset, and for a file with nothing but a hub they are not looked up at all. Raises ConfigurationError with every
+    fault that there is: a line each, which names file, table and key, and holds no secret."""
+    path = Path(path)
+    document = _parse(path)
+    reader = _Reader(str(path), path.parent, None, None)
+    if agent_is_configured(document) or "hub" not in document:
+        reader.cluster_id = environ.get(CLUSTER_ID_VARIABLE) or None
+        reader.secret = environ.get(SECRET_VARIABLE) or None
+        if reader.cluster_id is None and not agent_is_configured(document):
+            reader.faults.append(
+                f"{path}: sets up neither an agent nor a hub; add cluster_id and [federation], or [hub]"
+            )
+        # So that its rules run, and the environment's secret finds its place, also where the file leaves the table out.
+        document.setdefault("federation", {})
+    tables: Tables = reader.table(Tables, document, "")
+    if reader.faults:
+        raise ConfigurationError(reader.faults)
+    return Config(**msgspec.structs.asdict(tables), path=path, warnings=tuple(_warnings(str(path), tables)))
+
+
+def _warnings(file: str, tables: Tables) -> Iterator[str]:
+    """What is allowed and yet should be known, a line each."""
+    federation, hub = tables.federation, tables.hub
+    missing = []
+    if tables.cluster_id is None:
+        missing.append(f"no cluster_id (or {CLUSTER_ID_VARIABLE})")
+    if not _has_credential(federation):
+        missing.append(f"no credential (secret_file, secret, {SECRET_VARIABLE} or a client certificate)")
+    if federation.hubs and missing:
+        text = f"not used, the agent runs single-cluster: there is {' and '.join(missing)}"
+        yield f"{file}: [federation] hubs: {text}"
+    if federation.report_interval > federation.ttl / 2:
+        text = f"{show_duration(federation.report_interval)} is more than half of ttl, {show_duration(federation.ttl)}"
+        yield f"{file}: [federation] report_interval: {text}: what polled sources report may expire between two reports"
+    if hub is not None and "shared" in hub.accept:
+        text = "every holder of the shared secret can speak for any cluster; give it to nobody who should not"
+        yield f"{file}: [hub] accept: {text}"
+
+
+def describe(config: Config) -> list[tuple[str, str]]:
+    """A loaded configuration for people: (key path, value) in the model's order, no secrets or plugins' options."""
+    parts = [name for name, there in (("agent", config.has_agent), ("hub", config.hub is not None)) if there]
+    rows = [("file", str(config.path or "none")), ("runs", " and ".join(parts) or "nothing")]
+    if config.has_agent:
+        rows.append(("mode", "federated" if config.enabled else "single-cluster"))
+    agents_own = () if config.has_agent else ("cluster_id", "federation.", "source", "sink")
+    return rows + [row for row in _rows(Tables, config, "") if not row[0].startswith(agents_own)]
+
+
+def _rows(kind: type[msgspec.Struct], table: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    for name, known in _fields(kind).items():
+        value, key = getattr(table, name), f"{prefix}{name}"
+        inner, written = _unwrap(known.type)
+        if get_origin(inner) is tuple:
+            inner, written = _unwrap(get_args(inner)[0])
+        items = value if isinstance(value, tuple) else (value,)
+        if value is None:
+            yield key, "not set"
+        elif _is_table(inner):
+            yield from _rows(inner, value, f"{key}.")
+        elif inner is PluginTable and items:
+            yield from ((each.key_path or key, f"{each.type} ({', '.join(each.options)})") for each in items)
+        else:
+            show = written.show if written is not None else str
+            shown = [str(each).lower() if isinstance(each, bool) else show(each) for each in items]
+            yield key, ", ".join(shown) or "none"

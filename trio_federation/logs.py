@@ -1,0 +1,84 @@
+"""How the process logs: structlog set up once from `[log]`, key by key, as JSON for machines or readable on a terminal,
+with what libraries log through the standard library in the same form. What is logged, and when, is each room's own
+business."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from trio_federation.config import Log, Secret
+
+#: Above the loggers of this project, as the standard library names them; libraries are outside of it.
+ROOT = "trio_federation"
+
+#: What is shown for a secret that somebody logs.
+MASK = "***"
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a part of this process, for instance "agent" or "source.fixtures"; bind keys with `.bind()`.
+
+    It may be made before `configure` and follows it from then on; what `.bind()` gave keeps the set-up of its time."""
+    full = name if name == ROOT or name.startswith(f"{ROOT}.") else f"{ROOT}.{name}"
+    return structlog.stdlib.get_logger(full)
+
+
+def configure(log: Log, stream: TextIO | None = None) -> None:
+    """Log to `stream` (None: standard error) from now on, in the level and format of `log`; a later call replaces it.
+
+    Libraries are heard from warnings upwards, or from `log.level` where that is higher."""
+    stream = sys.stderr if stream is None else stream
+    level = logging.getLevelNamesMapping()[log.level.upper()]
+    readable = log.format == "console" or (log.format == "auto" and stream.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    # Tracebacks are plain ones: the richer forms show local variables, among which a secret may be.
+    last: list[Processor]
+    if readable:
+        plain = structlog.dev.plain_traceback
+        last = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+    else:
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask_secrets, *last],
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        # So that loggers made before a second call follow it.
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.set_name(ROOT)
+    handler.setFormatter(formatter)
+    libraries = max(level, logging.WARNING)
+    # The root's level is not enough: a library that sets a level of its own passes it by.
+    handler.addFilter(lambda record: record.levelno >= libraries or f"{record.name}.".startswith(f"{ROOT}."))
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if each.get_name() == ROOT]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(libraries)
+    logging.getLogger(ROOT).setLevel(level)
+
+
+def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor that puts `MASK` in the place of a `Secret`; one inside of another value hides itself."""
+    return {key: MASK if isinstance(value, Secret) else value for key, value in event.items()}
