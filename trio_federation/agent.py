@@ -1,0 +1,300 @@
+"""The agent of one cluster: asks its sources, keeps the Registry, reports to every hub and watches it, under one
+nursery. Supervision only: what a record means, what is newer and what is tried again is decided in the rooms below.
+Without a cluster id, a credential or a hub it runs for its own cluster alone, and starts no stream (semantics.md,
+"Agent").
+
+    source ──batches──▶ intake ──▶ LocalTruth ──▶ Registry, and each hub's Reporter
+    each hub's Watcher ──changes──▶ feed ──▶ Registry
+
+Both channels are bounded. Overflow: a source, or a watcher, waits until there is room; nothing is dropped, and a hub
+conflates meanwhile what waits for us."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from trio_federation.capacity import Capacity, Change, Fault
+from trio_federation.clock import Clock, trio_clock
+from trio_federation.config import Federation
+from trio_federation.hookspecs import CapacitySink, CapacitySource
+from trio_federation.identity import call_metadata
+from trio_federation.link import HubLink
+from trio_federation.local import LocalTruth
+from trio_federation.metrics import FederationMetrics
+from trio_federation.registry import Registry
+from trio_federation.reporter import Reporter
+from trio_federation.router import Router
+from trio_federation.rpc import Dialer, open_bridge
+from trio_federation.watcher import Watcher
+
+log = structlog.get_logger("trio_federation.agent")
+
+#: Batches that may wait on their way from the sources, and from the hubs.
+BATCHES = 16
+#: Seconds that hubs get, together, to take the withdrawal when the agent stops.
+GOODBYE_DEADLINE = 2.0
+#: Seconds that one source or sink gets to let go of what it holds.
+CLOSE_DEADLINE = 1.0
+#: Seconds between looks at whether a sink has anything new to be told.
+SINK_INTERVAL = 1.0
+
+
+class _Collected(NamedTuple):
+    """A source's whole truth."""
+
+    source: str
+    records: Sequence[Capacity]
+    observed_at: float
+
+
+class _Pushed(NamedTuple):
+    """What a source says has changed."""
+
+    source: str
+    changes: Sequence[Change]
+
+
+_Batch = _Collected | _Pushed
+
+
+class Agent:
+    """One cluster's agent.
+
+    `cluster_id`: the local cluster; None runs an empty registry.
+    `settings`: the `[federation]` table. `sources`, `sinks`: by the name that logs and metrics use.
+    `hubs`: how to dial each hub, by the name that the configuration gives it.
+    `credential`: what proves the cluster to a hub; None where a client certificate does.
+    `clock`: seconds; trio's own by default, when `run` starts. `generator`: for ids and jitter."""
+
+    def __init__(
+        self,
+        cluster_id: str | None,
+        settings: Federation,
+        *,
+        sources: Mapping[str, CapacitySource] | None = None,
+        sinks: Mapping[str, CapacitySink] | None = None,
+        hubs: Mapping[str, Dialer] | None = None,
+        credential: str | None = None,
+        clock: Clock | None = None,
+        generator: random.Random | None = None,
+        metrics: FederationMetrics | None = None,
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.settings = settings
+        self.metrics = metrics if metrics is not None else FederationMetrics()
+        self._sources = dict(sources or {})
+        self._sinks = dict(sinks or {})
+        self._random = generator if generator is not None else random.SystemRandom()
+        #: this process, to everybody else
+        self.instance = f"{self._random.getrandbits(128):032x}"
+        self._clock = clock if clock is not None else trio_clock()
+        self.registry = Registry(
+            cluster_id if cluster_id is not None else "local",
+            ttl=settings.ttl,
+            clock=self._clock,
+            silence_limit=settings.silence_limit,
+        )
+        self.router = Router(self.registry, random=self._random)
+        self._truth = LocalTruth(
+            self.registry.local_cluster_id,
+            instance=self.instance,
+            started_at=self._clock(),
+            ttl=settings.ttl,
+        )
+        self._told: set[tuple[str, str]] = set()
+        self._failing: set[str] = set()
+        self._to_intake, self._at_intake = trio.open_memory_channel[_Batch](BATCHES)
+        self._to_registry, self._at_registry = trio.open_memory_channel[list[Change]](BATCHES)
+        self.links = self._make_links(hubs or {}, credential) if cluster_id is not None else []
+
+    def _make_links(self, hubs: Mapping[str, Dialer], credential: str | None) -> list[HubLink]:
+        assert self.cluster_id is not None
+        links = []
+        for name, dial in hubs.items():
+            reporter = Reporter(self._truth, self._clock, resync_interval=self.settings.resync_interval)
+            watcher = Watcher(
+                self.cluster_id, self._clock, self._to_registry.clone(), partial(self._refused, f"hub:{name}")
+            )
+            links.append(
+                HubLink(
+                    name,
+                    dial,
+                    reporter,
+                    watcher,
+                    metadata=call_metadata(self.cluster_id, self.instance, credential),
+                    keepalive=self.settings.keepalive,
+                    silence_limit=self.settings.silence_limit,
+                    generator=self._random,
+                    metrics=self.metrics,
+                )
+            )
+        return links
+
+    def exposition(self) -> bytes:
+        """The metrics as Prometheus reads them, from memory."""
+        return self.metrics.exposition(self.registry.snapshot(), now=self._clock())
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled. Then the sources stop, every hub is told that all records are withdrawn, for at most
+        GOODBYE_DEADLINE, and the streams are closed."""
+        async with open_bridge(), trio.open_nursery() as nursery:
+            scopes = [trio.CancelScope(shield=True) for _ in self.links]
+            try:
+                for link, scope in zip(self.links, scopes, strict=True):
+                    nursery.start_soon(_run_shielded, link, scope)
+                async with trio.open_nursery() as local:
+                    local.start_soon(self._take_batches)
+                    local.start_soon(self._feed_registry)
+                    for name, source in self._sources.items():
+                        local.start_soon(self._run_source, name, source)
+                    for name, sink in self._sinks.items():
+                        local.start_soon(self._run_sink, name, sink)
+                    if not self.links:
+                        log.info("single_cluster", cluster=self.cluster_id)
+                    task_status.started()
+                    await trio.sleep_forever()
+            finally:
+                # The links are shielded, so that a cancellation does not take the streams away before the goodbye.
+                with trio.move_on_after(GOODBYE_DEADLINE, shield=True):
+                    await self._say_goodbye()
+                for scope in scopes:
+                    scope.cancel()
+
+    async def _say_goodbye(self) -> None:
+        for link in self.links:
+            link.stop()
+        for link in self.links:
+            await link.said_goodbye.wait()
+
+    # Sources.
+
+    async def _run_source(self, name: str, source: CapacitySource) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                changes = source.changes()
+                if changes is not None:
+                    nursery.start_soon(self._take_pushed, name, source, changes)
+                await self._poll(name, source, pushes=changes is not None)
+        finally:
+            await _close(source)
+
+    async def _poll(self, name: str, source: CapacitySource, *, pushes: bool) -> None:
+        """Ask for everything: at once, and then every report interval, or, of a source that pushes, at every resync at
+        which it can vouch for what it has pushed."""
+        interval = self.settings.resync_interval if pushes else self.settings.report_interval
+        while True:
+            due = trio.current_time() + interval
+            await self._collect(name, source)
+            await trio.sleep_until(due)
+
+    async def _collect(self, name: str, source: CapacitySource) -> None:
+        began = self._clock()
+        deadline = self.settings.ttl / 2
+        try:
+            with trio.fail_after(deadline):
+                if not source.is_live():
+                    return
+                records = tuple(await source.collect())
+        except trio.TooSlowError:
+            self._source_failed(name, f"no answer within {deadline:g} s")
+        except (Exception, SystemExit) as error:  # a plugin may end itself, not the agent
+            self._source_failed(name, f"{type(error).__name__}: {error}")
+        else:
+            self._source_works(name)
+            await self._to_intake.send(_Collected(name, records, began))
+
+    async def _take_pushed(self, name: str, source: CapacitySource, changes: AsyncIterator[Sequence[Change]]) -> None:
+        while True:
+            try:
+                async for batch in changes:
+                    await self._to_intake.send(_Pushed(name, tuple(batch)))
+                failure = "it stopped pushing changes"
+            except (Exception, SystemExit) as error:  # as in _collect
+                failure = f"{type(error).__name__}: {error}"
+            self._source_failed(name, failure)
+            await trio.sleep(self.settings.report_interval)
+            changes = source.changes() or _nothing()
+
+    def _source_failed(self, name: str, failure: str) -> None:
+        self.metrics.source_failed(name)
+        tell = log.debug if name in self._failing else log.warning
+        self._failing.add(name)
+        tell("source_failed", source=name, error=failure, records="kept until they are older than the TTL")
+
+    def _source_works(self, name: str) -> None:
+        if name in self._failing:
+            self._failing.discard(name)
+            log.info("source_works", source=name)
+
+    async def _take_batches(self) -> None:
+        """Where batches of the sources become local truth, one at a time."""
+        async for batch in self._at_intake:
+            now = self._clock()
+            if isinstance(batch, _Collected):
+                update = self._truth.collected(batch.source, batch.records, batch.observed_at, now)
+            else:
+                update = self._truth.pushed(batch.source, batch.changes, now)
+            if update.refused:
+                self._refused(f"source:{batch.source}", update.refused)
+            self.registry.apply(update.samples)
+            for link in self.links:
+                link.reporter.offer(update.news)
+
+    # Hubs.
+
+    async def _feed_registry(self) -> None:
+        async for changes in self._at_registry:
+            self.registry.apply(changes)
+
+    def _refused(self, origin: str, faults: Sequence[Fault]) -> None:
+        """Count what was dropped, and tell once for each origin and reason."""
+        for reason, count in Counter(fault.reason for fault in faults).items():
+            self.metrics.record_dropped(origin, reason, count)
+        for fault in faults:
+            if (origin, fault.reason) not in self._told:
+                self._told.add((origin, fault.reason))
+                log.warning("record_dropped", origin=origin, reason=fault.reason, detail=fault.detail, told="once")
+
+    # Sinks.
+
+    async def _run_sink(self, name: str, sink: CapacitySink) -> None:
+        """Tell a sink of the newest snapshot, whenever there is one that it does not have."""
+        told: list[Capacity] = []
+        try:
+            while True:
+                snapshot = self.registry.snapshot()
+                if snapshot != told:
+                    try:
+                        await sink.update(snapshot)
+                        told = snapshot
+                    except (Exception, SystemExit) as error:  # as in _collect
+                        log.warning("sink_failed", sink=name, error=f"{type(error).__name__}: {error}")
+                await trio.sleep(SINK_INTERVAL)
+        finally:
+            await _close(sink)
+
+
+async def _run_shielded(link: HubLink, scope: trio.CancelScope) -> None:
+    with scope:
+        await link.run()
+
+
+async def _close(plugin: CapacitySource | CapacitySink) -> None:
+    with trio.move_on_after(CLOSE_DEADLINE, shield=True):
+        try:
+            await plugin.aclose()
+        except (Exception, SystemExit) as error:
+            log.warning("close_failed", plugin=type(plugin).__name__, error=f"{type(error).__name__}: {error}")
+
+
+async def _nothing() -> AsyncIterator[Sequence[Change]]:
+    """The changes of a source that has stopped to offer any."""
+    return
+    yield

@@ -1,0 +1,252 @@
+"""The hub: takes in what every cluster reports, keeps the newest of it for a while, and relays it to everybody who
+watches. Supervision and fan-out only: which sample is newer is `samples.py`, who may report `sessions.py`, who is who
+`identity.py`.
+
+    report call ──bytes──▶ changes, stamped with the caller ──▶ SampleTable ──news──▶ each watcher's Outbox ──▶ its call
+
+A watcher's outbox holds the newest change per identity and no more; a slow watcher waits in its own task, and costs the
+others nothing."""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from trio_federation.capacity import Capacity, Change, Fault
+from trio_federation.clock import Clock, trio_clock
+from trio_federation.config import HubSettings
+from trio_federation.errors import AlreadyExists, RpcError, Unavailable
+from trio_federation.identity import Caller, authenticate
+from trio_federation.metrics import FederationMetrics
+from trio_federation.outbox import Outbox, cluster_of, without_cluster
+from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
+from trio_federation.rpc import (
+    ConnectionSettings,
+    FederationServer,
+    IncomingReport,
+    IncomingWatch,
+    accept_tls,
+    open_bridge,
+    peer_name,
+)
+from trio_federation.samples import SampleTable
+from trio_federation.sessions import Session, Sessions
+from trio_federation.wire import broadcast_messages, changes_of
+
+log = structlog.get_logger("trio_federation.hub")
+
+#: Changes that get their ages in one go on their way to a watcher.
+_AT_ONCE = 2000
+#: Bytes in flight from one reporter: a cluster with many pools should not have to wait for the network's round trips.
+_REPORT_WINDOW = 256 * 1024
+#: Pairs of cluster and reason for which a dropped record is told in the log.
+_MOST_TOLD = 1000
+
+
+class _Watcher:
+    """Somebody who watches: what waits for them, and how to wake the task that sends it."""
+
+    def __init__(self, spared_cluster: str | None) -> None:
+        self._spared_cluster = spared_cluster
+        self.outbox = Outbox()
+        self.something = trio.Event()
+
+    def offer(self, changes: Sequence[Change]) -> None:
+        if self._spared_cluster is not None:
+            changes = without_cluster(changes, self._spared_cluster)
+        if changes:
+            self.outbox.offer(changes)
+            self.something.set()
+
+
+class Hub:
+    """One hub process.
+
+    `settings`: the `[hub]` table, with a secret. `clock`: seconds, trio's own by default. Calls are served inside
+    `run`; streams come from listeners (`listen`) or from anywhere else (`serve`)."""
+
+    def __init__(
+        self, settings: HubSettings, *, clock: Clock | None = None, metrics: FederationMetrics | None = None
+    ) -> None:
+        if settings.secret is None:
+            raise ValueError("a hub needs a secret")
+        self.settings = settings
+        self.metrics = metrics if metrics is not None else FederationMetrics()
+        self._secret = settings.secret
+        self._clock = clock if clock is not None else trio_clock()
+        self._store = SampleTable(ttl=settings.ttl, tombstone_ttl=settings.ttl, silence_limit=settings.silence_limit)
+        self._sessions = Sessions(silence_limit=settings.silence_limit, grace=settings.grace, forget_after=settings.ttl)
+        self._report_scopes: dict[Session, trio.CancelScope] = {}
+        # In the order of their coming: a dict, since a set's order differs from run to run.
+        self._watchers: dict[_Watcher, None] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._server = FederationServer(
+            self._report,
+            self._watch,
+            ConnectionSettings(
+                keepalive=settings.keepalive, silence_limit=settings.silence_limit, stream_window=_REPORT_WINDOW
+            ),
+        )
+
+    async def run(
+        self,
+        listeners: Sequence[trio.SocketListener] = (),
+        tls: ssl.SSLContext | None = None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until cancelled; every call has ended then."""
+        async with open_bridge(), trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._forget)
+            if listeners:
+                handler = partial(self._accept, tls)
+                await nursery.start(partial(trio.serve_listeners, handler, list(listeners), handler_nursery=nursery))
+            task_status.started()
+            await trio.sleep_forever()
+
+    def serve(self, stream: trio.abc.Stream) -> None:
+        """Serve one more connection, in a task of the hub's own. Only while `run` runs."""
+        self._nursery.start_soon(self._serve, stream)
+
+    def snapshot(self) -> list[Capacity]:
+        """Every record that a new watcher would be told, sorted."""
+        now = self._clock()
+        found = [record for record in self._store.fresh(now) if not self._sessions.hides(record.cluster_id, now)]
+        found.sort(key=lambda record: record.sort_key)
+        return found
+
+    # Connections.
+
+    async def _accept(self, tls: ssl.SSLContext | None, stream: trio.SocketStream) -> None:
+        if tls is None:
+            await self._serve(stream)
+            return
+        peer = peer_name(stream)
+        try:
+            over_tls = await accept_tls(stream, tls, peer)
+        except Unavailable as error:
+            log.info("handshake_failed", peer=peer, error=error.message)
+            return
+        await self._serve(over_tls)
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        try:
+            await self._server.serve(stream)
+        except Exception:
+            # A fault of ours that one peer has hit: it must not take the hub away from the others.
+            log.exception("connection_failed", peer=peer_name(stream))
+
+    async def _forget(self) -> None:
+        """Free what has run out, also while nothing comes in."""
+        while True:
+            await trio.sleep(self.settings.ttl / 4)
+            now = self._clock()
+            self._store.expire(now)
+            self._sessions.forget(now)
+
+    def _caller(self, call: IncomingReport | IncomingWatch) -> Caller:
+        try:
+            return authenticate(call.metadata, self._secret.reveal())
+        except RpcError as error:
+            self._refuse(call, error)
+            raise
+
+    def _refuse(self, call: IncomingReport | IncomingWatch, error: RpcError) -> None:
+        self.metrics.call_refused(error.status)
+        log.info("call_refused", peer=call.peer, status=error.status, error=error.message)
+
+    # Reports.
+
+    async def _report(self, call: IncomingReport) -> None:
+        caller = self._caller(call)
+        session = self._open_session(call, caller)
+        said_goodbye = False
+        try:
+            with trio.CancelScope() as scope:
+                self._report_scopes[session] = scope
+                self.metrics.reporters(self._sessions.live())
+                log.info("reporter_came", cluster=caller.cluster_id, instance=caller.instance, peer=call.peer)
+                await call.accept()
+                while (message := await call.receive()) is not None:
+                    now = self._clock()
+                    received = changes_of(message, now, caller.cluster_id)
+                    if received.refused:
+                        self._refused(caller.cluster_id, received.refused)
+                    self._relay(self._store.apply(received.changes, now))
+                said_goodbye = True
+                await call.answer()
+            if scope.cancelled_caught:
+                raise AlreadyExists(f"cluster {caller.cluster_id!r} is reported by a newer call")
+        finally:
+            del self._report_scopes[session]
+            replaced = not self._sessions.is_current(session)
+            self._sessions.close(session, self._clock(), said_goodbye=said_goodbye)
+            self.metrics.reporters(self._sessions.live())
+            log.info(
+                "reporter_left", cluster=caller.cluster_id, peer=call.peer, said_goodbye=said_goodbye, replaced=replaced
+            )
+
+    def _open_session(self, call: IncomingReport, caller: Caller) -> Session:
+        # Sessions think in the hub's clock, connections in trio's; what counts is how long ago it was.
+        def heard() -> float:
+            return self._clock() - (trio.current_time() - call.last_received)
+
+        try:
+            opened = self._sessions.open(caller.cluster_id, caller.instance, call.peer, heard, self._clock())
+        except AlreadyExists as error:
+            self._refuse(call, error)
+            raise
+        if opened.replaced is not None:
+            self._report_scopes[opened.replaced].cancel()
+        return opened.session
+
+    def _relay(self, news: Sequence[Change]) -> None:
+        for watcher in self._watchers:
+            watcher.offer(news)
+
+    def _refused(self, cluster_id: str, faults: Sequence[Fault]) -> None:
+        for reason, count in Counter(fault.reason for fault in faults).items():
+            self.metrics.record_dropped(f"cluster:{cluster_id}", reason, count)
+        for fault in faults:
+            if (cluster_id, fault.reason) not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add((cluster_id, fault.reason))
+                log.warning("record_dropped", cluster=cluster_id, reason=fault.reason, detail=fault.detail, told="once")
+
+    # Watches.
+
+    async def _watch(self, call: IncomingWatch) -> None:
+        caller = self._caller(call)
+        request = await call.request()
+        watcher = _Watcher(caller.cluster_id if request.spare_own_cluster else None)
+        # Both in one step: nothing that comes in can fall between the snapshot and what follows it.
+        self._watchers[watcher] = None
+        watcher.offer(self._everything())
+        self.metrics.watchers(len(self._watchers))
+        log.info("watcher_came", cluster=caller.cluster_id, peer=call.peer)
+        try:
+            if not watcher.outbox:
+                # A snapshot all the same, so that the watcher knows that it has everything there is.
+                await call.send(FederationBroadcast())
+            while True:
+                if not watcher.outbox:
+                    watcher.something = trio.Event()
+                    await watcher.something.wait()
+                changes = watcher.outbox.take(_AT_ONCE)
+                for message in broadcast_messages(changes, self._clock()):
+                    await call.send(message)
+        finally:
+            del self._watchers[watcher]
+            self.metrics.watchers(len(self._watchers))
+            log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
+
+    def _everything(self) -> list[Change]:
+        """What a new watcher is told first: withdrawals, which it may have missed, too."""
+        now = self._clock()
+        changes: list[Change] = [*self._store.withdrawals(now), *self._store.fresh(now)]
+        return [change for change in changes if not self._sessions.hides(cluster_of(change), now)]

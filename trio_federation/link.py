@@ -1,0 +1,197 @@
+"""Keeps one hub connected: dials, runs the report and the watch call on the connection, and tries again what fails. The
+only place that decides what follows an error. One link's failure is never another's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import NoReturn
+
+import structlog
+import trio
+
+from trio_federation.errors import RpcError, TooManyPings, Unavailable, Unimplemented
+from trio_federation.metrics import FederationMetrics
+from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
+from trio_federation.reporter import Reporter
+from trio_federation.retry import Backoff, failures_of
+from trio_federation.rpc import ConnectionSettings, Dialer, HubConnection, ReportCall, WatchCall
+from trio_federation.watcher import Watcher
+
+log = structlog.get_logger("trio_federation.link")
+
+#: A hub that forbids our pings gets them this many times less often, each time that it says so, up to the interval that
+#: every gRPC server allows.
+_CALMER = 2
+_CALMEST = 330.0
+#: Seconds after which a call that the hub has not objected to counts as working: hubs need not say that it does.
+_OBJECTION_TIME = 2.0
+
+
+class LinkState(StrEnum):
+    """Where a link stands."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    WAITING = "waiting"
+
+
+class _Trouble:
+    """What goes wrong with one thing that is tried again and again: when to try next, and what is worth a line in the
+    log, which is the first failure of its kind and the recovery."""
+
+    def __init__(self, hub: str, what: str, generator: random.Random) -> None:
+        self.what = what
+        self._hub = hub
+        self._backoff = Backoff(generator)
+        self._kind: type[RpcError] | None = None
+        self._failures = 0
+
+    def delay(self, failure: RpcError, lived: float) -> float:
+        """Seconds until the next try."""
+        delay = self._backoff.delay(failure, lived)
+        self._failures += 1
+        tell = log.debug if type(failure) is self._kind else log.warning
+        self._kind = type(failure)
+        if isinstance(failure, Unimplemented):
+            tell("hub_is_older", hub=self._hub, call=self.what, error=failure.message, retry_in=round(delay, 1))
+        else:
+            tell("hub_failed", hub=self._hub, call=self.what, error=failure.message, retry_in=round(delay, 1))
+        return delay
+
+    def works(self) -> None:
+        """It works now."""
+        log.info("hub_works", hub=self._hub, call=self.what, failures_before=self._failures)
+        self._kind = None
+        self._failures = 0
+
+
+class HubLink:
+    """One hub, for as long as the agent lives.
+
+    `name`: the hub as the configuration names it. `dial`: opens a stream to it. `metadata`: sent with each call."""
+
+    def __init__(
+        self,
+        name: str,
+        dial: Dialer,
+        reporter: Reporter,
+        watcher: Watcher,
+        *,
+        metadata: Sequence[tuple[str, str]],
+        keepalive: float,
+        silence_limit: float,
+        generator: random.Random,
+        metrics: FederationMetrics,
+    ) -> None:
+        self.name = name
+        self.state = LinkState.WAITING
+        self.reporter = reporter
+        self.watcher = watcher
+        self._dial = dial
+        self._metadata = metadata
+        self._keepalive = keepalive
+        self._silence_limit = silence_limit
+        self._metrics = metrics
+        self._connecting = _Trouble(name, "connection", generator)
+        self._reporting = _Trouble(name, "report", generator)
+        self._watching = _Trouble(name, "watch", generator)
+        #: set when the hub has taken the withdrawal of everything, or the report call ended without it
+        self.said_goodbye = trio.Event()
+
+    async def run(self) -> NoReturn:
+        """Keep the hub connected until cancelled."""
+        while True:
+            self.state = LinkState.CONNECTING
+            began = trio.current_time()
+            try:
+                await self._connect_once()
+            except (RpcError, BaseExceptionGroup) as error:
+                failure = _most_telling(failures_of(error, RpcError))
+            self.state = LinkState.WAITING
+            self._metrics.hub_reconnected(self.name)
+            if isinstance(failure, TooManyPings):
+                self._calm_down()
+            await trio.sleep(self._connecting.delay(failure, trio.current_time() - began))
+
+    async def _connect_once(self) -> NoReturn:
+        """One connection, from dialling to its end, which is always an RpcError, alone or in a group."""
+        stream = await self._dial()
+        settings = ConnectionSettings(keepalive=self._keepalive, silence_limit=self._silence_limit)
+        async with trio.open_nursery() as nursery:
+            connection = await HubConnection.open(
+                nursery, stream, peer=self.name, metadata=self._metadata, settings=settings
+            )
+            try:
+                async with trio.open_nursery() as calls:
+                    calls.start_soon(self._keep, self._reporting, connection, self._report)
+                    calls.start_soon(self._keep, self._watching, connection, self._watch)
+                    await connection.wait_closed()
+                    raise Unavailable(connection.transport.ended, peer=self.name)
+            finally:
+                await connection.aclose()
+        raise AssertionError("a connection ended without an error")
+
+    async def _keep(
+        self, trouble: _Trouble, connection: HubConnection, use_call: Callable[[HubConnection], Awaitable[None]]
+    ) -> None:
+        """Keep one call open on a connection. When it is the connection that has failed, the trouble is another's."""
+        while True:
+            began = trio.current_time()
+            try:
+                await use_call(connection)
+                return  # only a report ends well, when the agent stops
+            except (RpcError, BaseExceptionGroup) as error:
+                failure = _most_telling(failures_of(error, RpcError))
+            finally:
+                self._metrics.hub_connected(self.name, trouble.what, False)
+            if connection.transport.is_closing():
+                raise failure
+            await trio.sleep(trouble.delay(failure, trio.current_time() - began))
+
+    async def _report(self, connection: HubConnection) -> None:
+        try:
+            async with connection.report() as call, trio.open_nursery() as nursery:
+                # A hub answers before the end only to refuse, and that has to be noticed while nothing is being sent.
+                nursery.start_soon(self._wait_answered, call)
+                await self.reporter.report(call)
+        finally:
+            if self.reporter.stopping:
+                self.said_goodbye.set()
+
+    async def _wait_answered(self, call: ReportCall) -> None:
+        await self._wait_accepted(self._reporting, call)
+        await call.wait_answered()
+        if not self.reporter.stopping:
+            raise Unavailable("the hub ended the report", peer=self.name)
+
+    async def _watch(self, connection: HubConnection) -> None:
+        async with connection.watch(WatchFederationRequest(spare_own_cluster=True)) as call:
+            await self._wait_accepted(self._watching, call)
+            await self.watcher.watch(call)
+
+    async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> None:
+        """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
+        objection."""
+        with trio.move_on_after(_OBJECTION_TIME):
+            await call.wait_accepted()
+        self.state = LinkState.CONNECTED
+        self._metrics.hub_connected(self.name, trouble.what, True)
+        trouble.works()
+
+    def stop(self) -> None:
+        """The agent stops: `said_goodbye` is set when this hub knows, at once where nobody listens."""
+        self.reporter.stop()
+        if not self.reporter.reporting:
+            self.said_goodbye.set()
+
+    def _calm_down(self) -> None:
+        self._keepalive = min(self._keepalive * _CALMER, _CALMEST)
+        self._silence_limit = max(self._silence_limit, self._keepalive * 2)
+        log.warning("hub_forbids_pings", hub=self.name, keepalive=self._keepalive, silence_limit=self._silence_limit)
+
+
+def _most_telling(failures: Sequence[RpcError]) -> RpcError:
+    """Of failures that came together: a refusal tells more than the end of the connection that follows it."""
+    return next((failure for failure in failures if type(failure) is not Unavailable), failures[0])

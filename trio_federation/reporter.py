@@ -1,0 +1,80 @@
+"""Keeps one hub told what this cluster has: everything at once when a report call opens, then changes as they happen,
+and everything again every resync interval; at the end, that all of it is withdrawn. What is true is `local.py`'s
+business, when to connect
+`link.py`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from trio_federation.capacity import Change
+from trio_federation.clock import Clock
+from trio_federation.local import LocalTruth
+from trio_federation.outbox import Outbox
+from trio_federation.rpc import ReportCall
+from trio_federation.wire import report_messages
+
+#: Seconds for which changes are gathered before they are sent.
+DEBOUNCE = 0.2
+#: Changes that get their ages in one go: few enough that a slow hub does not see ages from long before they were sent.
+_AT_ONCE = 2000
+
+
+class Reporter:
+    """One hub's share of the reporting. It outlives calls, and holds what is still to be said to this hub: no more than
+    the newest change of each identity, however long the hub takes."""
+
+    def __init__(self, truth: LocalTruth, clock: Clock, *, resync_interval: float) -> None:
+        self._truth = truth
+        self._clock = clock
+        self._resync_interval = resync_interval
+        self._outbox = Outbox()
+        self._something = trio.Event()
+        #: whether there is only one thing left to say: that everything is withdrawn
+        self.stopping = False
+        #: whether a report call is open
+        self.reporting = False
+
+    def offer(self, changes: Iterable[Change]) -> None:
+        """Changes that this hub is to be told soon. Without an open call they are dropped: the next one starts with
+        everything."""
+        if self.reporting and not self.stopping:
+            self._outbox.offer(changes)
+            if self._outbox:
+                self._something.set()
+
+    def stop(self) -> None:
+        """From now on there is only one thing left to say, and after that `report` returns."""
+        self.stopping = True
+        self._something.set()
+
+    async def report(self, call: ReportCall) -> None:
+        """Use an open call until the agent stops; then the call is ended, and the hub's answer is still to come.
+
+        Raises an RpcError when the call fails."""
+        self.reporting = True
+        try:
+            resync_at = trio.current_time()
+            while not self.stopping:
+                if trio.current_time() >= resync_at:
+                    self._outbox.clear()
+                    await self._send(call, self._truth.everything(self._clock()))
+                    resync_at = trio.current_time() + self._resync_interval
+                elif self._outbox:
+                    await trio.sleep(DEBOUNCE)
+                    await self._send(call, self._outbox.take(_AT_ONCE))
+                else:
+                    self._something = trio.Event()
+                    with trio.move_on_at(resync_at):
+                        await self._something.wait()
+            await self._send(call, self._truth.withdrawn(self._clock()))
+            await call.end()
+        finally:
+            self.reporting = False
+
+    async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
+        for start in range(0, len(changes), _AT_ONCE):
+            for message in report_messages(changes[start : start + _AT_ONCE], self._clock()):
+                await call.send(message)

@@ -1,0 +1,76 @@
+"""When to try again: exponential backoff with full jitter, and which errors may be retried at all when several arrive
+at once. Pure: the generator and the time are arguments."""
+
+from __future__ import annotations
+
+import random
+from typing import TypeVar
+
+import trio
+
+from trio_federation.errors import AlreadyExists, RpcError, Unimplemented
+
+_E = TypeVar("_E", bound=Exception)
+
+#: Seconds: the first delay is drawn from up to FIRST, doubling up to LONGEST.
+FIRST = 0.5
+LONGEST = 10.0
+#: Seconds without a failure after which the delays start small again.
+STABLE = 60.0
+#: Seconds between tries while another instance holds our cluster id.
+TAKEOVER = (1.0, 2.0)
+#: Seconds between tries of a method that the hub does not have.
+OLDER_HUB = 300.0
+
+
+class Backoff:
+    """Delays for one thing that fails and is tried again."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._random = generator
+        self._failures = 0
+
+    def delay(self, error: RpcError, lived: float) -> float:
+        """Seconds to wait after a failure of something that had worked for `lived` seconds.
+
+        Full jitter: anything from 0 up to the current bound, and the bound itself is capped before the draw, so that
+        delays at the cap are as spread as any."""
+        if isinstance(error, Unimplemented):
+            return OLDER_HUB
+        if isinstance(error, AlreadyExists):
+            return self._random.uniform(*TAKEOVER)
+        if lived >= STABLE:
+            self._failures = 0
+        bound = min(LONGEST, FIRST * 2 ** min(self._failures, 30))
+        self._failures += 1
+        return self._random.uniform(0.0, bound)
+
+
+def failures_of(error: BaseException, kind: type[_E]) -> list[_E]:
+    """The errors of `kind` that `error` consists of: itself, or, in a group, every member.
+
+    Raises `error` again where it holds anything that must not be retried. Where the rest is only Trio's Cancelled, it
+    raises that rest alone: a cancellation is passed on, and what failed on its way down was to end anyway."""
+    if isinstance(error, kind):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        raise error
+    matched, rest = error.split(kind)
+    if rest is not None:
+        raise rest if _only_cancelled(rest) else error
+    assert matched is not None
+    return _leaves(matched, kind)
+
+
+def _only_cancelled(group: BaseExceptionGroup[BaseException]) -> bool:
+    return group.split(trio.Cancelled)[1] is None
+
+
+def _leaves(group: BaseExceptionGroup[_E], kind: type[_E]) -> list[_E]:
+    found: list[_E] = []
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup):
+            found += _leaves(member, kind)
+        else:
+            found.append(member)
+    return found
