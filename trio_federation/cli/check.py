@@ -1,0 +1,31 @@
+"""`trio-federation check`: tells whether a configuration can be used, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from trio_federation import process
+from trio_federation.config import describe, load
+from trio_federation.errors import ConfigurationError
+from trio_federation.plugins import PluginManager
+
+
+@click.command()
+@click.argument("config", type=click.Path())
+def check(config: str) -> None:
+    """Validate the file CONFIG and show what it comes to; nothing is started.
+
+    Every fault is listed, with the key and what to do about it; exit code 2 if there is one."""
+    loaded = load(config, os.environ)
+    if found := process.faults(loaded, PluginManager.load()):
+        raise ConfigurationError(found)
+    table = Table("key", "value", title=f"{config} is good", title_justify="left")
+    for key, value in describe(loaded):
+        table.add_row(key, value)
+    Console().print(table)
+    for warning in loaded.warnings:
+        click.echo(f"note: {warning}", err=True)

@@ -1,0 +1,152 @@
+"""One process, put together from a configuration: an agent, a hub, or both, with their sources, hubs, listeners and
+metrics. What each of them does is in its own room; this one only hands them to each other."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+import trio
+
+from trio_federation.admin import serve_metrics
+from trio_federation.agent import Agent
+from trio_federation.clock import trio_clock
+from trio_federation.config import Config, PluginTable
+from trio_federation.errors import ConfigurationError, PluginError
+from trio_federation.hub import Hub
+from trio_federation.metrics import FederationMetrics
+from trio_federation.plugins import PluginManager, table_name
+from trio_federation.rpc import Dialer, client_tls, open_listeners, server_tls, tcp_dialer
+
+log = structlog.get_logger("trio_federation.process")
+
+_P = TypeVar("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process that has started: what it runs, and the ports that it was given where the configuration left them
+    open."""
+
+    agent: Agent | None
+    hub: Hub | None
+    metrics_port: int
+    hub_ports: list[int] = field(default_factory=list)
+
+
+def faults(config: Config, plugins: PluginManager) -> list[str]:
+    """What is wrong with a loaded configuration as far as the plugins can tell, and its TLS files: a line each."""
+    found = [f"{config.path}: {line}" for table in config.source for line in plugins.source_faults(table)]
+    found += [f"{config.path}: {line}" for table in config.sink for line in plugins.sink_faults(table)]
+    for make in (_client_tls, _server_tls):
+        try:
+            make(config)
+        except ConfigurationError as error:
+            found += [f"{config.path}: {line}" for line in error.faults]
+    return found
+
+
+async def run(
+    config: Config,
+    plugins: PluginManager,
+    *,
+    generator: random.Random | None = None,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run what `config` asks for, until cancelled; an agent then withdraws its records first.
+
+    Raises ConfigurationError, with every fault, before anything is started, and FederationError where an address cannot
+    be listened on."""
+    if found := faults(config, plugins):
+        raise ConfigurationError(found)
+    generator = generator if generator is not None else random.SystemRandom()
+    for warning in config.warnings:
+        log.warning("configuration", note=warning)
+    for failure in plugins.failures:
+        log.warning("plugin_failed", plugin=failure.name, package=failure.package, error=failure.error)
+    metrics = FederationMetrics()
+    agent = _make_agent(config, plugins, generator, metrics) if config.has_agent else None
+    hub = Hub(config.hub, metrics=metrics) if config.hub is not None else None
+    clock = trio_clock()
+
+    def exposition() -> bytes:
+        if agent is not None:
+            return agent.exposition()
+        return metrics.exposition(hub.snapshot() if hub is not None else [], now=clock())
+
+    async with trio.open_nursery() as nursery:
+        metrics_port = await nursery.start(
+            partial(serve_metrics, config.metrics.bind.host, config.metrics.bind.port, exposition=exposition)
+        )
+        hub_ports: list[int] = []
+        if hub is not None:
+            listeners = await open_listeners(hub.settings.bind.host, hub.settings.bind.port)
+            hub_ports = [listener.socket.getsockname()[1] for listener in listeners]
+            await nursery.start(partial(hub.run, listeners, _server_tls(config)))
+        if agent is not None:
+            await nursery.start(agent.run)
+        running = Running(agent, hub, metrics_port, hub_ports)
+        log.info(
+            "started",
+            cluster=config.cluster_id if agent is not None else None,
+            hubs=[link.name for link in agent.links] if agent is not None else [],
+            hub_bind=str(hub.settings.bind) if hub is not None else None,
+            metrics_port=metrics_port,
+        )
+        task_status.started(running)
+
+
+def _make_agent(config: Config, plugins: PluginManager, generator: random.Random, metrics: FederationMetrics) -> Agent:
+    clock = trio_clock()
+    cluster_id = config.cluster_id or ""
+    base_dir = (config.path or Path()).parent
+
+    def made(tables: tuple[PluginTable, ...], create: Callable[..., _P]) -> dict[str, _P]:
+        plugins_made = {}
+        for table in tables:
+            own = random.Random(generator.getrandbits(64))
+            try:
+                plugins_made[table_name(table)] = create(table, cluster_id, clock, own, base_dir)
+            except PluginError as error:
+                # A plugin that breaks costs its own records and nobody else's.
+                log.error("plugin_failed", plugin=table_name(table), error=str(error))
+        return plugins_made
+
+    federation = config.federation
+    return Agent(
+        config.cluster_id,
+        federation,
+        sources=made(config.source, plugins.create_source),
+        sinks=made(config.sink, plugins.create_sink),
+        hubs=_dialers(config) if config.enabled else {},
+        credential=federation.secret.reveal() if federation.secret is not None else None,
+        clock=clock,
+        generator=generator,
+        metrics=metrics,
+    )
+
+
+def _dialers(config: Config) -> dict[str, Dialer]:
+    tls = _client_tls(config)
+    server_name = config.federation.tls.server_name if config.federation.tls is not None else None
+    return {
+        str(hub): tcp_dialer(hub.host, hub.port, tls=tls, server_name=server_name) for hub in config.federation.hubs
+    }
+
+
+def _client_tls(config: Config) -> ssl.SSLContext | None:
+    tls = config.federation.tls
+    return client_tls(ca_file=tls.ca_file, cert_file=tls.cert_file, key_file=tls.key_file) if tls is not None else None
+
+
+def _server_tls(config: Config) -> ssl.SSLContext | None:
+    tls = config.hub.tls if config.hub is not None else None
+    if tls is None:
+        return None
+    return server_tls(cert_file=tls.cert_file, key_file=tls.key_file, client_ca_file=tls.client_ca_file)
