@@ -197,18 +197,20 @@ class Agent:
     async def _collect(self, name: str, source: CapacitySource) -> None:
         began = self._clock()
         deadline = self.settings.ttl / 2
+        records: tuple[Capacity, ...] | None = None
         try:
-            with trio.fail_after(deadline):
-                if not source.is_live():
-                    return
+            if not source.is_live():
+                return
+            with trio.move_on_after(deadline):
                 records = tuple(await source.collect())
-        except trio.TooSlowError:
-            self._source_failed(name, f"no answer within {deadline:g} s")
         except (Exception, SystemExit) as error:  # a plugin may end itself, not the agent
             self._source_failed(name, f"{type(error).__name__}: {error}")
-        else:
-            self._source_works(name)
-            await self._to_intake.send(_Collected(name, records, began))
+            return
+        if records is None:
+            self._source_failed(name, f"no answer within {deadline:g} s")
+            return
+        self._source_works(name)
+        await self._to_intake.send(_Collected(name, records, began))
 
     async def _take_pushed(self, name: str, source: CapacitySource, changes: AsyncIterator[Sequence[Change]]) -> None:
         while True:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import structlog
@@ -23,7 +23,7 @@ from trio_federation.config import HubSettings
 from trio_federation.errors import AlreadyExists, RpcError, Unavailable
 from trio_federation.identity import Caller, authenticate
 from trio_federation.metrics import FederationMetrics
-from trio_federation.outbox import Outbox, cluster_of, without_cluster
+from trio_federation.outbox import Outbox, without_cluster
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
 from trio_federation.rpc import (
     ConnectionSettings,
@@ -116,10 +116,7 @@ class Hub:
 
     def snapshot(self) -> list[Capacity]:
         """Every record that a new watcher would be told, sorted."""
-        now = self._clock()
-        found = [record for record in self._store.fresh(now) if not self._sessions.hides(record.cluster_id, now)]
-        found.sort(key=lambda record: record.sort_key)
-        return found
+        return sorted(self._shown(self._clock()), key=lambda record: record.sort_key)
 
     # Connections.
 
@@ -246,7 +243,10 @@ class Hub:
             log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
 
     def _everything(self) -> list[Change]:
-        """What a new watcher is told first: withdrawals, which it may have missed, too."""
+        """What a new watcher is told first: also withdrawals, which it may have missed while it was not connected."""
         now = self._clock()
-        changes: list[Change] = [*self._store.withdrawals(now), *self._store.fresh(now)]
-        return [change for change in changes if not self._sessions.hides(cluster_of(change), now)]
+        return [*self._store.withdrawals(now), *self._shown(now)]
+
+    def _shown(self, now: float) -> Iterator[Capacity]:
+        """Records that newcomers are told: those of a reporter that has vanished only during the grace."""
+        return (record for record in self._store.fresh(now) if not self._sessions.hides(record.cluster_id, now))

@@ -57,8 +57,8 @@ class Sessions:
         if current is not None and not self._may_replace(current, instance, now):
             rest = max(0.0, current.last_heard() + self.silence_limit - now)
             raise AlreadyExists(
-                f"cluster {cluster_id!r} is reported by another instance ({current.peer}); if that one is gone, this one "
-                f"is let in {rest:.0f} s from now; if it is not, two clusters share one cluster_id"
+                f"cluster {cluster_id!r} is reported by another instance ({current.peer}); if that one is gone, this "
+                f"one is let in {rest:.0f} s from now; if it is not, two clusters share one cluster_id"
             )
         session = self._sessions[cluster_id] = Session(cluster_id, instance, peer, heard)
         return Opened(session, current if current is not None and current.ended_at is None else None)

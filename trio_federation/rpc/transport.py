@@ -274,6 +274,8 @@ class Http2Connection(asyncio.Transport):
             # Moments are compared, never differences: those may round to just below what was slept for.
             await trio.sleep_until(self.last_received + self._settings.keepalive)
             while trio.current_time() >= self.last_received + self._settings.keepalive:
+                if self._closing:
+                    return  # h2 takes no ping any more
                 given_up_at = self.last_received + self._settings.silence_limit
                 if trio.current_time() >= given_up_at:
                     self.abort(f"silent for {self._settings.silence_limit:g} s")
