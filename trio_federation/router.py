@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from trio_federation.capacity import Capacity
 from trio_federation.registry import Registry, in_group
@@ -115,64 +115,85 @@ class Router:
         local_cluster_id = self.registry.local_cluster_id
         records = self.registry.records(namespace, env_name)
         local = in_group([record for record in records if record.cluster_id == local_cluster_id], group)
-        taken = self._reservations.local(namespace, env_name, group, now)
-        local_idle = sum(record.idle for record in local) - taken
-        candidates = self._candidates(records, group, now)
+        local_idle = sum(record.idle for record in local) - self._reservations.local(namespace, env_name, group, now)
+        offers = self._offers(records, group, now)
         env = f"{namespace}/{env_name}" + (f" (group {group})" if group else "")
 
         if local_idle > 0:
-            return self._local(candidates, f"{local_cluster_id} has {local_idle} idle for {env}", "not needed")
-        best = next((candidate for candidate in candidates if candidate.tier in (Tier.IDLE, Tier.GROW)), None)
+            return self._local(offers, now, f"{local_cluster_id} has {local_idle} idle for {env}", "not needed")
+        best = offers[0] if offers and offers[0].tier in (Tier.IDLE, Tier.GROW) else None
         here = f"{local_cluster_id} has none idle for {env}" if local else f"{local_cluster_id} does not have {env}"
         if best is None:
-            return self._local(candidates, f"{here} and nobody else has room: wait for the local autoscaler", "")
+            return self._local(offers, now, f"{here} and nobody else has room: wait for the local autoscaler", "")
         if best.tier is Tier.GROW and any(_can_grow(record, now) for record in local):
-            return self._local(
-                candidates,
-                f"{here}, nobody else has one idle, and {local_cluster_id} can grow",
-                "no idle, local can grow",
-            )
-        offer = f"{best.idle} idle" if best.tier is Tier.IDLE else f"room to grow ({_headroom(best.headroom)})"
-        return Placement(
-            self._id(), False, best.target, f"{here}; {best.target} has {offer}", _judge(candidates, best, "")
-        )
+            reason = f"{here}, nobody else has one idle, and {local_cluster_id} can grow"
+            return self._local(offers, now, reason, "no idle, and the local cluster can grow")
+        offered = f"{best.idle} idle" if best.tier is Tier.IDLE else f"room to grow ({_headroom(best.headroom)})"
+        candidates = tuple(_candidate(offer, now, _verdict(offer, best)) for offer in offers)
+        return Placement(self._id(), False, best.target, f"{here}; {best.target} has {offered}", candidates)
 
-    def _local(self, candidates: list[Candidate], reason: str, verdict: str) -> Placement:
-        return Placement(self._id(), True, None, reason, _judge(candidates, None, verdict))
+    def _local(self, offers: list[_Offer], now: float, reason: str, verdict: str) -> Placement:
+        candidates = tuple(_candidate(offer, now, _verdict(offer, None) or verdict) for offer in offers)
+        return Placement(self._id(), True, None, reason, candidates)
 
     def _id(self) -> str:
         return f"{self._random.getrandbits(64):016x}"
 
-    def _candidates(self, records: Iterable[Capacity], group: str, now: float) -> list[Candidate]:
+    def _offers(self, records: Iterable[Capacity], group: str, now: float) -> list[_Offer]:
+        """What each foreign member that can be pinned to has to offer, best first."""
         local_cluster_id = self.registry.local_cluster_id
-        ranked = []
-        for record in records:
-            if record.cluster_id == local_cluster_id or not record.member_pool:
-                continue
-            if group and record.scaling_group != group:
-                continue
-            candidate = self._candidate(record, now)
-            ranked.append((_rank(candidate, local_cluster_id), candidate))
-        ranked.sort(key=lambda pair: pair[0])
-        return [candidate for _, candidate in ranked]
+        offers = [
+            self._offer(record, now)
+            for record in records
+            if record.cluster_id != local_cluster_id
+            and record.member_pool
+            and (not group or record.scaling_group == group)
+        ]
+        offers.sort(key=lambda offer: _rank(offer, local_cluster_id))
+        return offers
 
-    def _candidate(self, record: Capacity, now: float) -> Candidate:
+    def _offer(self, record: Capacity, now: float) -> _Offer:
         reserved = self._reservations.member(record, now)
         idle = max(0, record.idle - reserved)
+        growing = _can_grow(record, now)
         # What was placed there uses up what is idle first, and headroom after that.
         headroom = 0
-        if _can_grow(record, now):
+        if growing:
             headroom = -1 if record.capacity == -1 else max(0, record.capacity - max(0, reserved - record.idle))
         if idle > 0:
             tier = Tier.IDLE
         elif headroom != 0:
             tier = Tier.GROW
         else:
-            tier = Tier.SATURATED if record.can_grow and not _can_grow(record, now) else Tier.FULL
-        age = max(0.0, now - (record.observed_at if record.observed_at is not None else now))
-        return Candidate(
-            record.cluster_id, record.member_pool, tier, idle, reserved, headroom, age, record.state, verdict=""
-        )
+            tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
+        return _Offer(record, f"{record.cluster_id}::{record.member_pool}", tier, idle, reserved, headroom)
+
+
+class _Offer(NamedTuple):
+    """A candidate before it is known what becomes of it."""
+
+    record: Capacity
+    target: str
+    tier: Tier
+    idle: int
+    reserved: int
+    headroom: int
+
+
+def _candidate(offer: _Offer, now: float, verdict: str) -> Candidate:
+    record = offer.record
+    age = 0.0 if record.observed_at is None else max(0.0, now - record.observed_at)
+    return Candidate(
+        record.cluster_id,
+        record.member_pool,
+        offer.tier,
+        offer.idle,
+        offer.reserved,
+        offer.headroom,
+        age,
+        record.state,
+        verdict,
+    )
 
 
 def _can_grow(record: Capacity, now: float) -> bool:
@@ -184,14 +205,14 @@ def _can_grow(record: Capacity, now: float) -> bool:
 _TIER_RANK = {Tier.IDLE: 0, Tier.GROW: 1, Tier.SATURATED: 2, Tier.FULL: 3}
 
 
-def _rank(candidate: Candidate, local_cluster_id: str) -> tuple[int, float, int, str]:
+def _rank(offer: _Offer, local_cluster_id: str) -> tuple[int, float, int, str]:
     """Sorts the best first. Equal offers are ordered by a hash of (local cluster, candidate), so that clusters that see
     the same numbers do not all lean to the same pool; it is the same in every process and on every machine."""
-    if candidate.tier is Tier.IDLE:
-        offer: float = candidate.idle
+    if offer.tier is Tier.IDLE:
+        size: float = offer.idle
     else:
-        offer = float("inf") if candidate.headroom == -1 else candidate.headroom
-    return (_TIER_RANK[candidate.tier], -offer, _leaning(local_cluster_id, candidate.target), candidate.target)
+        size = float("inf") if offer.headroom == -1 else offer.headroom
+    return (_TIER_RANK[offer.tier], -size, _leaning(local_cluster_id, offer.target), offer.target)
 
 
 @lru_cache(65536)
@@ -204,37 +225,21 @@ def _headroom(headroom: int) -> str:
     return "no ceiling" if headroom == -1 else f"{headroom} more"
 
 
-def _judge(candidates: list[Candidate], chosen: Candidate | None, verdict: str) -> tuple[Candidate, ...]:
-    return tuple(_with_verdict(candidate, chosen, verdict) for candidate in candidates)
-
-
-def _with_verdict(candidate: Candidate, chosen: Candidate | None, verdict: str) -> Candidate:
-    if candidate is chosen:
-        text = "chosen"
-    elif candidate.tier is Tier.SATURATED:
-        text = "nothing idle, and scale-up is known to fail for now"
-    elif candidate.tier is Tier.FULL:
-        text = "nothing idle, cannot grow"
-    elif chosen is None:
-        text = verdict
-    elif chosen.tier is Tier.IDLE and candidate.tier is Tier.GROW:
-        text = f"nothing idle, {chosen.target} has"
-    elif chosen.tier is Tier.IDLE:
-        text = "as much idle, the tie went elsewhere" if candidate.idle == chosen.idle else "less idle"
-    else:
-        same = candidate.headroom == chosen.headroom
-        text = "as much headroom, the tie went elsewhere" if same else "less headroom"
-    return Candidate(
-        candidate.cluster_id,
-        candidate.member_pool,
-        candidate.tier,
-        candidate.idle,
-        candidate.reserved,
-        candidate.headroom,
-        candidate.age,
-        candidate.state,
-        text,
-    )
+def _verdict(offer: _Offer, chosen: _Offer | None) -> str:
+    """Why an offer was taken, or what was against it; "" where nothing was but that none was needed."""
+    if offer is chosen:
+        return "chosen"
+    if offer.tier is Tier.SATURATED:
+        return "nothing idle, and scale-up is known to fail for now"
+    if offer.tier is Tier.FULL:
+        return "nothing idle, cannot grow"
+    if chosen is None:
+        return ""
+    if chosen.tier is Tier.IDLE and offer.tier is Tier.GROW:
+        return f"nothing idle, {chosen.target} has"
+    if chosen.tier is Tier.IDLE:
+        return "as much idle, the tie went elsewhere" if offer.idle == chosen.idle else "less idle"
+    return "as much headroom, the tie went elsewhere" if offer.headroom == chosen.headroom else "less headroom"
 
 
 def _system_random() -> random.Random:

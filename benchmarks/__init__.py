@@ -1,0 +1,1 @@
+"""What things cost, beside what they are to be judged by, in one run. Figures for people, never tests."""

@@ -1,0 +1,56 @@
+"""1,000 records to bytes and back: our codec beside betterproto2 alone and protobuf's runtime alone."""
+
+from __future__ import annotations
+
+from google.protobuf.message_factory import GetMessageClass
+
+from benchmarks.measure import Figure, seconds
+from trio_federation.capacity import Capacity, Origin
+from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
+from trio_federation.wire import broadcast_messages, changes_of, decode, encode
+
+RECORDS = 1000
+
+
+def run() -> list[Figure]:
+    """Milliseconds per message of 1,000 records."""
+    origin = Origin("0123456789abcdef0123456789abcdef", 7, 0.0)
+    records = [
+        Capacity(
+            f"cluster-{number % 20}", "agents", "python-3-12", f"pool-{number}", "cpu", idle=3, running=5, desired=8,
+            autoscaling_enabled=True, capacity=12, state="Active", observed_at=1.0, origin=origin,
+        )
+        for number in range(RECORDS)
+    ]  # fmt: skip
+    (message,) = broadcast_messages(records, 2.0)
+    data = encode(message)
+    raw_class = GetMessageClass(FederationBroadcast.DESCRIPTOR)
+    raw = raw_class.FromString(data)
+
+    decode_ours = 1000 * seconds(lambda: decode(data, FederationBroadcast), repeat=20)
+    decode_theirs = 1000 * seconds(lambda: FederationBroadcast.parse(data), repeat=5)
+    decode_raw = 1000 * seconds(lambda: raw_class.FromString(data), repeat=20)
+    encode_ours = 1000 * seconds(lambda: encode(message), repeat=20)
+    encode_theirs = 1000 * seconds(lambda: bytes(message), repeat=5)
+    encode_raw = 1000 * seconds(raw.SerializeToString, repeat=20)
+    to_changes = 1000 * seconds(lambda: changes_of(message, 2.0), repeat=20)
+    to_message = 1000 * seconds(lambda: list(broadcast_messages(records, 2.0)), repeat=20)
+    return [
+        Figure("bytes per record", len(data) / RECORDS, "B"),
+        Figure(
+            "decode: bytes to betterproto2 messages",
+            decode_ours,
+            "ms",
+            f"betterproto2 alone {decode_theirs:.3g} ms ({decode_theirs / decode_ours:.0f}x), "
+            f"protobuf without our messages {decode_raw:.2g} ms",
+        ),
+        Figure(
+            "encode: betterproto2 messages to bytes",
+            encode_ours,
+            "ms",
+            f"betterproto2 alone {encode_theirs:.3g} ms ({encode_theirs / encode_ours:.0f}x), "
+            f"protobuf from its own messages {encode_raw:.2g} ms",
+        ),
+        Figure("messages to checked records", to_changes, "ms"),
+        Figure("records to messages", to_message, "ms"),
+    ]
