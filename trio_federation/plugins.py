@@ -136,7 +136,10 @@ class PluginManager:
             normalized = re.sub(r"[-_.]+", "-", name).lower()
             if normalized in seen:
                 continue
-            seen.add(normalized)
+            if name:
+                seen.add(normalized)
+            else:
+                name = f"(unnamed package in {distribution.locate_file('')})"
             package = _Plugin(name, name, version)
             with self._blamed_on(package, "its entry points cannot be read; mend or uninstall it"):
                 # looked at first, as a stranger's broken file is none of our business
@@ -433,9 +436,8 @@ def _clash(offers: list[tuple[_Plugin, AnyType]]) -> str:
 
 
 def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
-    """Of an installed package. What is left of a badly removed one may have no name; then its folder's must do."""
+    """Of an installed package; what is left of a badly removed one may have neither."""
     try:
-        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+        return distribution.metadata["Name"] or "", distribution.metadata["Version"] or ""
     except Exception:
-        name, version = None, None
-    return name or f"(unnamed package in {distribution.locate_file('')})", version or ""
+        return "", ""

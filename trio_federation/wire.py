@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from trio_federation.capacity import Capacity, Change, Fault, Identity, Origin, Withdrawal, fault, is_label
-from trio_federation.errors import ProtocolViolation
+from trio_federation.errors import ProtocolViolation, ResourceExhausted
 from trio_federation.pb.sandbox.sync.v1 import (
     ClusterOrigin,
     EnvCapacity,
@@ -33,6 +33,9 @@ from trio_federation.pb.sandbox.sync.v1 import (
 MAX_SEND = 3 * 2**20
 #: Bytes that a message of a peer may take up.
 MAX_RECEIVE = 16 * 2**20
+#: Records that a message of a peer may hold: twice what fits into one of ours. Without this bound a message of 16 MiB could
+#: hold millions of empty ones, each of which becomes an object here.
+MAX_RECORDS = 100_000
 #: An age (milliseconds) from which on a record is withdrawn; ordinary ages and uptimes stay below it.
 WITHDRAWN_AGE_MS = 2**40
 
@@ -317,6 +320,9 @@ class _Shape:
     def from_bytes(self, data: bytes) -> Any:
         """The message in `data`, with its unknown fields and those of its parts."""
         runtime = self.runtime_type.FromString(data)
+        for name in self.parts:
+            if (count := len(getattr(runtime, name))) > MAX_RECORDS:
+                raise ResourceExhausted(f"a message with {count} {name} is too large, at most {MAX_RECORDS} are taken")
         # Mostly what is known of it is all that was sent, and then nothing has to look for unknown fields. If it is
         # not, there are some, or the peer wrote known ones in another order or form.
         runtime.DiscardUnknownFields()
@@ -381,8 +387,8 @@ def decode(data: bytes, message_type: type[_Message]) -> _Message:
     """The message of type `message_type`, one of sync.proto, that `data` encodes.
 
     Fields that are not known, or not of the known type, are kept in their messages as betterproto2 keeps unknown ones.
-    Raises ProtocolViolation where the bytes are no such message, a string that is not UTF-8 included, and TypeError for
-    a type that sync.proto has not."""
+    Raises ProtocolViolation where the bytes are no such message, a string that is not UTF-8 included, ResourceExhausted
+    where it holds more than MAX_RECORDS, and TypeError for a type that sync.proto has not."""
     shape = _shape(message_type)
     try:
         return cast(_Message, shape.from_bytes(data))

@@ -191,11 +191,12 @@ def test_unreadable_entry_points_are_told_and_the_others_are_loaded(folders: lis
     )
 
 
-def test_a_package_without_metadata_is_named_by_its_folder(folders: list[Path]) -> None:
-    install(folders[0], "nameless", "1 / 0")
-    (folders[0] / "nameless-1.0.dist-info" / "METADATA").unlink()
+def test_packages_without_metadata_are_named_by_their_folder(folders: list[Path]) -> None:
+    for name, code in (("nameless", "1 / 0"), ("unnamed", GOOD)):
+        install(folders[0], name, code)
+        (folders[0] / f"{name}-1.0.dist-info" / "METADATA").unlink()
     install(folders[1], "good", GOOD)
-    assert list(PluginManager.load().source_types) == ["good"]
+    assert list(PluginManager.load().source_types) == ["good", "unnamed"]
     assert list(failures()) == [f"nameless of (unnamed package in {folders[0]})"]
 
 
@@ -221,6 +222,13 @@ def test_two_packages_with_one_type_are_both_refused_whatever_the_order_of_the_p
         "source type 'shared' is refused: plugins 'one' of one 1.1 and 'two' of two 2.2 offer it; uninstall all but one"
     )
     assert told == [[f"plugin 'one' of one 1.1: {clash}", f"plugin 'two' of two 2.2: {clash}"]] * 2
+
+
+def test_the_order_of_imports_is_that_of_the_names_and_not_of_the_path(folders: list[Path]) -> None:
+    install(folders[0], "zebra", GOOD)
+    install(folders[1], "ant", GOOD)
+    PluginManager.load()
+    assert [name for name in sys.modules if name.startswith("plugin_")] == ["plugin_ant", "plugin_zebra"]
 
 
 def test_two_packages_with_one_plugin_name_are_both_loaded(folders: list[Path]) -> None:

@@ -186,6 +186,13 @@ def test_an_aggregate_row_is_as_good_as_a_member(member: Member, elapsed: float)
     assert record.identity == ("west", "agents", "browser", "", "gpu")
 
 
+def test_at_the_start_everything_has_grown_for_the_load_of_the_start() -> None:
+    wave = (Wave(high=10, period="8s", phase="2s"),)
+    member = pool(size=0, autoscaling=True, growth_delay="1s", load=wave)
+    assert counts(load.record(member, "west", 0.0, "seed")) == (0, 5, 0, 5, -1, "Active")
+    assert counts(load.record(member, "west", 1.0, "seed")) == (0, 5, 4, 9, -1, "Active")
+
+
 # --- shapes
 
 

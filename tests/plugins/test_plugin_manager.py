@@ -284,8 +284,11 @@ def test_a_hook_may_have_another_name_in_the_plugin_and_a_later_hook_may_be_opti
         mine=hookimpl(lambda: [SourceType("mine", Options, Source)], specname="capacity_sources"),
         a_hook_of_a_later_version=hookimpl(empty(), optionalhook=True),
     )
-    manager = managed(good=good)
-    assert errors(manager) == {}
+    bad = SimpleNamespace(later=hookimpl(empty(), optionalhook=True), misspelt=hookimpl(empty()))
+    manager = managed(good=good, bad=bad)
+    (error,) = errors(manager)["bad"]
+    assert error.startswith("does not fit the plugin contract: there is no hook 'misspelt'; the hooks are")
+    assert list(errors(manager)) == ["bad"]
     assert list(manager.source_types) == ["mine"]
 
 
@@ -586,8 +589,8 @@ def test_an_unknown_type_whose_plugin_failed() -> None:
     manager = managed(kubernetes=broken, fixtures=sources("fixtures"))
     failed = "plugin 'kubernetes' failed: hook capacity_sources failed: RuntimeError: no kubeconfig"
     assert why(manager, "kubernetes") == f"no source type 'kubernetes' is installed; {failed}"
-    meant = "no source type 'kubernets' is installed; did you mean \"kubernetes\"?"
-    assert why(manager, "kubernets") == f"{meant}; {failed}"
+    meant = "no source type 'kuberneets' is installed; did you mean \"kubernetes\"?"
+    assert why(manager, "kuberneets") == f"{meant}; {failed}"
     assert why(manager, "zzz") == (
         "no source type 'zzz' is installed; installed: fixtures; it may belong to a plugin that failed: 'kubernetes'"
     )

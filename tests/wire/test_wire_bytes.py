@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_federation import wire
-from trio_federation.errors import ProtocolViolation
+from trio_federation.errors import ProtocolViolation, ResourceExhausted
 from trio_federation.pb.sandbox.sync.v1 import (
     ClusterOrigin,
     EnvCapacity,
@@ -246,3 +246,13 @@ def test_the_codec_sends_what_the_call_declares_and_nothing_else() -> None:
 def test_the_codec_names_the_message_that_is_broken() -> None:
     with pytest.raises(ProtocolViolation, match=r"1 bytes .* WatchFederationRequest .* sandbox\.sync\.v1"):
         FederationCodec().decode(b"\x80", WatchFederationRequest)
+
+
+@pytest.mark.parametrize("tag", ["0a", "a206"], ids=["items", "origins"])
+def test_a_message_with_too_many_records_is_refused(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty record costs its sender two bytes, and would cost us an object."""
+    monkeypatch.setattr(wire, "MAX_RECORDS", 5)
+    empty = bytes.fromhex(tag) + b"\0"
+    wire.decode(empty * 5, FederationBroadcast)
+    with pytest.raises(ResourceExhausted, match="a message with 6 (items|origins) is too large, at most 5 are taken"):
+        wire.decode(empty * 6, FederationBroadcast)

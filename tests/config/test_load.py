@@ -1,0 +1,395 @@
+"""What a configuration file becomes: the values, the environment's part, the warnings, and what `describe` shows."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_federation.config import (
+    Admin,
+    Backplane,
+    Config,
+    Endpoint,
+    Federation,
+    HubSettings,
+    Log,
+    Metrics,
+    PluginTable,
+    Secret,
+    Tls,
+    agent_is_configured,
+    describe,
+    load,
+    show_duration,
+)
+from trio_federation.errors import ConfigurationError
+
+
+def loaded(folder: Path, text: str, **environ: str) -> Config:
+    path = folder / "agent.toml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environ)
+
+
+def faults(folder: Path, text: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(folder, text, **environ)
+    return caught.value.faults
+
+
+def test_every_value_of_an_agent(tmp_path: Path) -> None:
+    (tmp_path / "tls").mkdir()
+    for name in ("ca", "cert", "key"):
+        (tmp_path / "tls" / name).write_text("PEM")
+    (tmp_path / "secret").write_text("from the file\n")
+    config = loaded(
+        tmp_path,
+        """
+        cluster_id = "west"
+        [federation]
+        hubs = ["Hub-A.example:7443", "[2001:DB8:0::1]:1", "10.0.0.1:65535"]
+        secret_file = "secret"
+        ttl = "1m"
+        report_interval = "200ms"
+        resync_interval = "30s"
+        keepalive = "1.5s"
+        silence_limit = "1h"
+        insecure = true
+        [federation.tls]
+        ca_file = "tls/ca"
+        cert_file = "tls/cert"
+        key_file = "tls/key"
+        server_name = "hub.example"
+        [[source]]
+        type = "fixtures"
+        path = "x.toml"
+        [[source]]
+        type = "other"
+        deep = {list = [1, 2.5, 2024-01-01]}
+        [[sink]]
+        type = "log"
+        [metrics]
+        bind = "0.0.0.0:0"
+        [admin]
+        bind = "[::1]:9000"
+        [log]
+        level = "debug"
+        format = "json"
+        """,
+    )
+    tls = Tls(
+        ca_file=str(tmp_path / "tls" / "ca"),
+        cert_file=str(tmp_path / "tls" / "cert"),
+        key_file=str(tmp_path / "tls" / "key"),
+        server_name="hub.example",
+    )
+    assert config.cluster_id == "west"
+    assert config.federation == Federation(
+        hubs=(Endpoint("hub-a.example", 7443), Endpoint("2001:db8::1", 1), Endpoint("10.0.0.1", 65535)),
+        secret=Secret("from the file"),
+        secret_file=str(tmp_path / "secret"),
+        ttl=60.0,
+        report_interval=0.2,
+        resync_interval=30.0,
+        keepalive=1.5,
+        silence_limit=3600.0,
+        insecure=True,
+        tls=tls,
+    )
+    assert [(table.type, sorted(table.options), table.key_path) for table in config.source] == [
+        ("fixtures", ["path"], "source[0]"),
+        ("other", ["deep"], "source[1]"),
+    ]
+    assert config.source[0].options == {"path": "x.toml"}
+    assert config.sink == (PluginTable("log", {}, "sink[0]"),)
+    assert config.metrics.bind == Endpoint("0.0.0.0", 0)
+    assert config.admin.bind == Endpoint("::1", 9000)
+    assert config.log == Log(level="debug", format="json")
+    assert config.hub is None
+    assert config.path == tmp_path / "agent.toml"
+    assert (config.has_agent, config.enabled, config.warnings) == (True, True, ())
+
+
+def test_every_value_of_a_hub(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        """
+        [hub]
+        bind = "127.0.0.1:0"
+        ttl = "2m"
+        grace = "20s"
+        keepalive = "1s"
+        silence_limit = "3s"
+        insecure = true
+        secret = "s"
+        accept = ["shared"]
+        [hub.backplane]
+        type = "memory"
+        """,
+    )
+    assert config.hub == HubSettings(
+        bind=Endpoint("127.0.0.1", 0),
+        ttl=120.0,
+        grace=20.0,
+        keepalive=1.0,
+        silence_limit=3.0,
+        insecure=True,
+        secret=Secret("s"),
+        backplane=Backplane(type="memory"),
+    )
+    assert (config.has_agent, config.enabled) == (False, False)
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    federation, hub = Federation(), HubSettings()
+    assert (federation.ttl, federation.report_interval, federation.resync_interval) == (30.0, 5.0, 10.0)
+    assert (federation.keepalive, federation.silence_limit, federation.insecure) == (5.0, 15.0, False)
+    assert (hub.ttl, hub.grace, hub.keepalive, hub.silence_limit, hub.insecure) == (60.0, 10.0, 5.0, 15.0, False)
+    assert (str(hub.bind), hub.accept, hub.backplane.type) == ("0.0.0.0:7443", ("shared",), "memory")
+    assert (str(Metrics().bind), str(Admin().bind)) == ("127.0.0.1:9464", "127.0.0.1:9465")
+    assert (Log().level, Log().format) == ("info", "auto")
+
+
+def test_hub_with_tls_may_be_bound_wide(tmp_path: Path) -> None:
+    (tmp_path / "cert").write_text("PEM")
+    (tmp_path / "key").write_text("PEM")
+    config = loaded(tmp_path, '[hub]\nsecret = "s"\ntls = {cert_file = "cert", key_file = "key"}')
+    assert config.hub is not None
+    assert config.hub.tls is not None
+    assert config.hub.tls.cert_file == str(tmp_path / "cert")
+    assert config.hub.tls.client_ca_file is None
+
+
+def test_listeners_may_share_port_0_which_is_any_free_one(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'cluster_id = "a"\nmetrics.bind = "127.0.0.1:0"\nadmin.bind = "127.0.0.1:0"')
+    assert config.metrics.bind == config.admin.bind
+
+
+def test_byte_order_mark_and_windows_line_breaks_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_bytes(b'\xef\xbb\xbfcluster_id = "west"\r\n[log]\r\nlevel = "error"\r\n')
+    config = load(str(path), {})
+    assert (config.cluster_id, config.log.level) == ("west", "error")
+
+
+@pytest.mark.parametrize(
+    "written, secret",
+    [
+        (b"abc", "abc"),
+        (b"abc\n", "abc"),
+        (b"abc\r\n", "abc"),
+        (b"a b~!\n", "a b~!"),
+        (b"x" * 4096 + b"\r\n", "x" * 4096),
+    ],
+)
+def test_secret_file_loses_one_line_break(tmp_path: Path, written: bytes, secret: str) -> None:
+    (tmp_path / "secret").write_bytes(written)
+    config = loaded(tmp_path, '[federation]\nsecret_file = "secret"')
+    assert config.federation.secret == Secret(secret)
+
+
+def test_environment_wins_over_the_file(tmp_path: Path) -> None:
+    text = 'cluster_id = "west"\n[federation]\nhubs = ["localhost:1"]\nsecret = "file"'
+    environ = {"LOCAL_CLUSTER_ID": "east", "TRIO_FEDERATION_SECRET": "env", "TTL": "1s", "TRIO_FEDERATION_TTL": "1s"}
+    config = loaded(tmp_path, text, **environ)
+    assert (config.cluster_id, config.federation.secret, config.federation.ttl) == ("east", Secret("env"), 30.0)
+    config = loaded(tmp_path, text, LOCAL_CLUSTER_ID="", TRIO_FEDERATION_SECRET="")
+    assert (config.cluster_id, config.federation.secret) == ("west", Secret("file"))
+
+
+def test_environment_spares_the_secret_file(tmp_path: Path) -> None:
+    config = loaded(tmp_path, '[federation]\nsecret_file = "gone"', TRIO_FEDERATION_SECRET="env")
+    assert config.federation.secret == Secret("env")
+
+
+def test_environment_alone_makes_an_agent(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "", LOCAL_CLUSTER_ID="west", TRIO_FEDERATION_SECRET="env")
+    assert (config.cluster_id, config.federation.secret, config.has_agent) == ("west", Secret("env"), True)
+
+
+def test_environment_does_not_touch_a_file_with_nothing_but_a_hub(tmp_path: Path) -> None:
+    text = '[hub]\nbind = "localhost:1"\nsecret = "file"\n[metrics]\nbind = "localhost:2"'
+    config = loaded(tmp_path, text, LOCAL_CLUSTER_ID="Not A Label", TRIO_FEDERATION_SECRET="env")
+    assert (config.has_agent, config.cluster_id, config.federation) == (False, None, Federation())
+    assert config.hub is not None
+    assert config.hub.secret == Secret("file")
+    both = loaded(tmp_path, text + "\n[federation]", LOCAL_CLUSTER_ID="west", TRIO_FEDERATION_SECRET="env")
+    assert (both.has_agent, both.cluster_id) == (True, "west")
+    assert both.hub is not None
+    assert both.hub.secret == Secret("file")
+
+
+def test_bad_environment_is_named_and_not_shown(tmp_path: Path) -> None:
+    found = faults(tmp_path, 'cluster_id = "west"', LOCAL_CLUSTER_ID="West\n", TRIO_FEDERATION_SECRET="hunter2\n")
+    assert [line.split(": ")[:2] for line in found] == [
+        ["environment", "TRIO_FEDERATION_SECRET"],
+        ["environment", "LOCAL_CLUSTER_ID"],
+    ]
+    assert "hunter2" not in "".join(found)
+    assert not any("\n" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "text, enabled, words",
+    [
+        ('cluster_id = "a"\n[federation]\nhubs = ["[::1]:1"]\nsecret = "s"', True, []),
+        ('cluster_id = "a"\n[federation]\nsecret = "s"', False, []),
+        ('cluster_id = "a"', False, []),
+        ('cluster_id = "a"\n[federation]\nhubs = ["[::1]:1"]', False, ["hubs", "credential", "single-cluster"]),
+        ('[federation]\nhubs = ["[::1]:1"]\nsecret = "s"', False, ["hubs", "cluster_id", "single-cluster"]),
+        ('[federation]\nhubs = ["[::1]:1"]', False, ["hubs", "cluster_id", "credential", "single-cluster"]),
+        ('cluster_id = "a"\n[federation]\nttl = "9s"\nresync_interval = "1s"', False, ["report_interval", "9s"]),
+        ('[hub]\nsecret = "s"\nbind = "localhost:1"', False, ["[hub] accept", "any cluster"]),
+    ],
+)
+def test_warnings(tmp_path: Path, text: str, enabled: bool, words: list[str]) -> None:
+    config = loaded(tmp_path, text)
+    assert config.enabled is enabled
+    assert len(config.warnings) == (1 if words else 0)
+    line = "".join(config.warnings)
+    assert line.startswith(f"{tmp_path / 'agent.toml'}: [") or not words
+    assert [word for word in words if word not in line] == []
+
+
+def test_client_certificate_is_a_credential(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("PEM")
+    tls = '[federation.tls]\ncert_file = "cert"\nkey_file = "key"'
+    config = loaded(tmp_path, f'cluster_id = "a"\n[federation]\nhubs = ["hub.example:1"]\n{tls}')
+    assert (config.enabled, config.warnings) == (True, ())
+
+
+@pytest.mark.parametrize(
+    "config, has_agent",
+    [
+        (Config(), False),
+        (Config(hub=HubSettings(), metrics=Metrics(bind=Endpoint("::1", 1)), log=Log(level="debug")), False),
+        (Config(cluster_id="a"), True),
+        (Config(source=(PluginTable("x"),)), True),
+        (Config(sink=(PluginTable("x"),)), True),
+        (Config(federation=Federation(hubs=(Endpoint("a", 1),))), True),
+    ],
+)
+def test_has_agent(config: Config, has_agent: bool) -> None:
+    assert config.has_agent is has_agent
+
+
+def test_agent_is_configured() -> None:
+    assert not agent_is_configured({"hub": {}, "metrics": {}, "admin": {}, "log": {}})
+    assert all(agent_is_configured({"hub": {}, key: ""}) for key in ("cluster_id", "federation", "source", "sink"))
+
+
+@pytest.mark.parametrize(
+    "endpoint, loopback, text",
+    [
+        (Endpoint("127.0.0.1", 1), True, "127.0.0.1:1"),
+        (Endpoint("127.9.9.9", 1), True, "127.9.9.9:1"),
+        (Endpoint("::1", 7443), True, "[::1]:7443"),
+        (Endpoint("localhost", 1), True, "localhost:1"),
+        (Endpoint("localhost.", 1), True, "localhost.:1"),
+        (Endpoint("0.0.0.0", 1), False, "0.0.0.0:1"),
+        (Endpoint("::", 1), False, "[::]:1"),
+        (Endpoint("hub.example", 1), False, "hub.example:1"),
+        (Endpoint("localhost.example", 1), False, "localhost.example:1"),
+        (Endpoint("127.0.0.1.example", 1), False, "127.0.0.1.example:1"),
+    ],
+)
+def test_endpoints(endpoint: Endpoint, loopback: bool, text: str) -> None:
+    assert (endpoint.is_loopback, str(endpoint)) == (loopback, text)
+
+
+@given(st.sampled_from(["a", "hub-1.example", "10.1.2.3", "2001:db8::7", "::1"]), st.integers(1, 65535))
+def test_endpoints_survive_being_written(tmp_path_factory: pytest.TempPathFactory, host: str, port: int) -> None:
+    endpoint = Endpoint(host, port)
+    folder = tmp_path_factory.getbasetemp()
+    config = loaded(folder, f'[federation]\ninsecure = true\nhubs = ["{endpoint}"]')
+    assert config.federation.hubs == (endpoint,)
+
+
+@given(st.integers(1, 24 * 3600 * 1000))
+def test_durations_survive_being_written(tmp_path_factory: pytest.TempPathFactory, milliseconds: int) -> None:
+    written = (f"{milliseconds}ms", f"{milliseconds / 1000:.3f}s")
+    for text in written:
+        config = loaded(tmp_path_factory.getbasetemp(), f'[hub]\nsecret = "s"\nbind = "[::1]:1"\nttl = "{text}"')
+        assert config.hub is not None
+        assert config.hub.ttl == pytest.approx(milliseconds / 1000, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [(0.001, "1ms"), (0.2, "200ms"), (1.5, "1.5s"), (5.0, "5s"), (60.0, "1m"), (90.0, "90s"), (86400.0, "24h")],
+)
+def test_durations_are_shown_as_written(seconds: float, text: str) -> None:
+    assert show_duration(seconds) == text
+
+
+def test_secret_is_never_shown() -> None:
+    secret = Secret("hunter2")
+    config = Config(federation=Federation(secret=secret), hub=HubSettings(secret=secret))
+    source = Config(source=(PluginTable("x", {"token": "hunter2"}, "source[0]"),))
+    shown = [str(secret), repr(secret), f"{secret}", f"{secret!r:>20}", repr([secret]), repr(config), repr(source)]
+    shown += [str(describe(config)), str(describe(source))]
+    assert [text for text in shown if "hunter2" in text] == []
+    for encode in (msgspec.json.encode, msgspec.to_builtins):
+        with pytest.raises(TypeError):
+            encode(secret)
+    assert secret.reveal() == "hunter2"
+
+
+def test_secrets_compare_by_their_text() -> None:
+    secret = Secret("a")
+    assert secret == Secret("a")
+    assert secret != Secret("b")
+    assert secret != "a"
+    assert len({secret, Secret("a"), Secret("b")}) == 2
+    assert copy.deepcopy(secret) == secret
+    assert pickle.loads(pickle.dumps(secret)) == secret  # noqa: S301 - made in the same line
+
+
+def test_describe(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        """
+        cluster_id = "west"
+        federation = {hubs = ["[::1]:1", "localhost:2"], secret = "hunter2"}
+        hub = {bind = "[::1]:1", secret = "hunter2"}
+        [[source]]
+        type = "fixtures"
+        path = "x"
+        """,
+    )
+    rows = describe(config)
+    assert len(dict(rows)) == len(rows)
+    expected = {
+        "file": str(tmp_path / "agent.toml"),
+        "runs": "agent and hub",
+        "mode": "federated",
+        "cluster_id": "west",
+        "federation.hubs": "[::1]:1, localhost:2",
+        "federation.secret": "set, not shown",
+        "federation.secret_file": "not set",
+        "federation.ttl": "30s",
+        "federation.insecure": "false",
+        "federation.tls": "not set",
+        "source[0]": "fixtures (path)",
+        "sink": "none",
+        "metrics.bind": "127.0.0.1:9464",
+        "hub.accept": "shared",
+        "hub.backplane.type": "memory",
+        "log.level": "info",
+    }
+    assert {key: value for key, value in rows if key in expected} == expected
+
+
+def test_describe_of_a_hub_leaves_the_agent_out() -> None:
+    rows = dict(describe(Config(hub=HubSettings(secret=Secret("s")))))
+    assert (rows["runs"], rows["file"]) == ("hub", "none")
+    assert "mode" not in rows
+    assert not [key for key in rows if key.startswith(("cluster_id", "federation", "source", "sink"))]
+    assert dict(describe(Config(cluster_id="a")))["mode"] == "single-cluster"
