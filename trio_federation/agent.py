@@ -28,6 +28,7 @@ from trio_federation.identity import call_metadata
 from trio_federation.link import HubLink
 from trio_federation.local import LocalTruth
 from trio_federation.metrics import FederationMetrics
+from trio_federation.plugins import plugins_failure
 from trio_federation.registry import Registry
 from trio_federation.reporter import Reporter
 from trio_federation.router import Router
@@ -177,13 +178,22 @@ class Agent:
 
     async def _run_source(self, name: str, source: CapacitySource) -> None:
         try:
+            changes = await self._changes(name, source)
             async with trio.open_nursery() as nursery:
-                changes = source.changes()
                 if changes is not None:
                     nursery.start_soon(self._take_pushed, name, source, changes)
                 await self._poll(name, source, pushes=changes is not None)
         finally:
             await _close(source)
+
+    async def _changes(self, name: str, source: CapacitySource) -> AsyncIterator[Sequence[Change]] | None:
+        """The iterator of a source that pushes; a source that fails to give one is asked again."""
+        while True:
+            try:
+                return source.changes()
+            except BaseException as error:
+                self._source_failed(name, plugins_failure(error))
+            await trio.sleep(self.settings.report_interval)
 
     async def _poll(self, name: str, source: CapacitySource, *, pushes: bool) -> None:
         """Ask for everything: at once, and then every report interval, or, of a source that pushes, at every resync at
@@ -203,8 +213,8 @@ class Agent:
                 return
             with trio.move_on_after(deadline):
                 records = tuple(await source.collect())
-        except (Exception, SystemExit) as error:  # a plugin may end itself, not the agent
-            self._source_failed(name, f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self._source_failed(name, plugins_failure(error))
             return
         if records is None:
             self._source_failed(name, f"no answer within {deadline:g} s")
@@ -218,11 +228,11 @@ class Agent:
                 async for batch in changes:
                     await self._to_intake.send(_Pushed(name, tuple(batch)))
                 failure = "it stopped pushing changes"
-            except (Exception, SystemExit) as error:  # as in _collect
-                failure = f"{type(error).__name__}: {error}"
+            except BaseException as error:
+                failure = plugins_failure(error)
             self._source_failed(name, failure)
             await trio.sleep(self.settings.report_interval)
-            changes = source.changes() or _nothing()
+            changes = await self._changes(name, source) or _nothing()
 
     def _source_failed(self, name: str, failure: str) -> None:
         self.metrics.source_failed(name)
@@ -276,8 +286,8 @@ class Agent:
                     try:
                         await sink.update(snapshot)
                         told = snapshot
-                    except (Exception, SystemExit) as error:  # as in _collect
-                        log.warning("sink_failed", sink=name, error=f"{type(error).__name__}: {error}")
+                    except BaseException as error:
+                        log.warning("sink_failed", sink=name, error=plugins_failure(error))
                 await trio.sleep(SINK_INTERVAL)
         finally:
             await _close(sink)
@@ -292,8 +302,8 @@ async def _close(plugin: CapacitySource | CapacitySink) -> None:
     with trio.move_on_after(CLOSE_DEADLINE, shield=True):
         try:
             await plugin.aclose()
-        except (Exception, SystemExit) as error:
-            log.warning("close_failed", plugin=type(plugin).__name__, error=f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            log.warning("close_failed", plugin=type(plugin).__name__, error=plugins_failure(error))
 
 
 async def _nothing() -> AsyncIterator[Sequence[Change]]:

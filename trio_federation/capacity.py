@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
@@ -107,25 +107,30 @@ _match_label = lru_cache(65536)(_LABEL.fullmatch)
 _match_subdomain = lru_cache(65536)(_SUBDOMAIN.fullmatch)
 
 
+def _is_text(value: object, longest: int) -> TypeGuard[str]:
+    # A subclass of str may pass, as an enum's member does, but not one that no dict finds by its text.
+    return isinstance(value, str) and len(value) <= longest and type(value).__hash__ is str.__hash__
+
+
 def is_label(name: object) -> bool:
     """Whether `name` is a lower-case RFC 1123 label of at most 63 characters: a cluster id or a namespace."""
-    return isinstance(name, str) and len(name) <= 63 and _match_label(name) is not None
+    return _is_text(name, 63) and _match_label(name) is not None
 
 
 def is_subdomain(name: object) -> bool:
     """Whether `name` is a lower-case RFC 1123 subdomain of at most 253 characters: an env or a pool."""
-    return isinstance(name, str) and len(name) <= 253 and _match_subdomain(name) is not None
+    return _is_text(name, 253) and _match_subdomain(name) is not None
 
 
 def is_group(name: object) -> bool:
     """Whether `name` can be a scaling group: "" or up to 63 printable characters that cannot break a target or a path.
 
     str.isprintable() refuses control characters, line and paragraph separators and lone surrogates."""
-    return isinstance(name, str) and len(name) <= 63 and name.isprintable() and "::" not in name and "//" not in name
+    return _is_text(name, 63) and name.isprintable() and "::" not in name and "//" not in name
 
 
 def _is_state(text: object) -> bool:
-    return isinstance(text, str) and len(text) <= 63 and text.isprintable()
+    return _is_text(text, 63) and text.isprintable()
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -133,7 +138,12 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def fault(record: Capacity) -> Fault | None:
@@ -164,13 +174,39 @@ def fault(record: Capacity) -> Fault | None:
         return Fault("state", _not_a("state", record.state, "at most 63 printable characters"))
     if record.observed_at is not None and not _is_seconds(record.observed_at):
         return Fault("observed_at", _not_a("observed_at", record.observed_at, "seconds on the local clock"))
+    if record.origin is not None and not isinstance(record.origin, Origin):
+        return Fault("origin", _not_a("origin", record.origin, "an Origin"))
     return None
 
 
+def identity_fault(identity: object) -> Fault | None:
+    """Why something is not the identity of a record, or None where it is."""
+    if not isinstance(identity, tuple) or len(identity) not in (4, 5):
+        wanted = "(cluster_id, namespace, env_name, member_pool), or five names for an aggregate row"
+        return Fault("identity", _not_a("identity", identity, wanted))
+    cluster_id, namespace, env_name, member_pool = identity[:4]
+    if (len(identity) == 5) != (member_pool == ""):
+        wanted = "that of a member, with four names, or of an aggregate row, with no pool but a scaling_group"
+        return Fault("identity", _not_a("identity", identity, wanted))
+    return fault(Capacity(cluster_id, namespace, env_name, member_pool, *identity[4:]))
+
+
+def change_fault(change: object) -> Fault | None:
+    """Why something is not a change that can be taken in, or None where it is."""
+    if isinstance(change, Capacity):
+        return fault(change)
+    if isinstance(change, Withdrawal):
+        return identity_fault(change.identity)
+    return Fault("type", f"{type(change).__name__} is neither a Capacity nor a Withdrawal")
+
+
 def _not_a(name: str, value: object, wanted: str) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # what a plugin hands over need not even be able to show itself, and Python limits long numbers
+        shown = f"of type {type(value).__name__}"
     if len(shown) > 80:
-        shown = shown[:77] + "…'"
+        shown = shown[:79] + "…"
     return f"{name} {shown} is not {wanted}"
 
 

@@ -4,10 +4,10 @@ Pure: no I/O and no tasks; when to ask a source and when to tell a hub is decide
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from trio_federation.capacity import Capacity, Change, Fault, Identity, Origin, Withdrawal, fault
+from trio_federation.capacity import Capacity, Change, Fault, Identity, Origin, Withdrawal, change_fault, fault
 
 #: Two moments until which a member is saturated are the same moment when they differ by less (seconds): sources tell it
 #: as a rest of time, which they measure anew with every report.
@@ -45,18 +45,26 @@ class LocalTruth:
         self._records: dict[str, dict[Identity, Capacity]] = {}
         self._owners: dict[Identity, str] = {}
         self._gone: dict[Identity, tuple[Withdrawal, float]] = {}
+        #: by source: when it last pushed a word on an identity, as long as a collect under way may not know of it
+        self._pushed: dict[str, dict[Identity, float]] = {}
 
     def collected(self, source: str, records: Iterable[Capacity], observed_at: float, now: float) -> Update:
-        """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn."""
+        """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn. What it
+        has pushed since then is newer, and stands."""
         update = Update()
         origin = self._next()
         held = self._records.setdefault(source, {})
+        pushed = {identity: at for identity, at in self._pushed.get(source, {}).items() if at > observed_at}
+        self._pushed[source] = pushed
         seen: set[Identity] = set()
         for record in records:
-            taken = self._take(source, record, observed_at, now, origin, seen, update)
-            if taken is not None:
-                seen.add(taken)
-        for identity in [identity for identity in held if identity not in seen]:
+            if (bad := self._fault(source, record, seen)) is not None:
+                update.refused.append(bad)
+                continue
+            seen.add(record.identity)
+            if record.identity not in pushed:
+                self._take(source, record, observed_at, now, origin, update)
+        for identity in [identity for identity in held if identity not in seen and identity not in pushed]:
             self._drop(source, identity, origin, now, update)
         return update
 
@@ -64,14 +72,21 @@ class LocalTruth:
         """A source has told what has changed, and nothing of the rest."""
         update = Update()
         origin = self._next()
+        # A batch has one place in the history, so of several words on one identity only the last can be said.
+        last: dict[Identity, Change] = {}
         for change in changes:
-            if isinstance(change, Withdrawal):
-                if self._owners.get(change.identity) == source:
-                    self._drop(source, change.identity, origin, now, update)
-            elif isinstance(change, Capacity):
-                self._take(source, change, now, now, origin, set(), update)
+            bad = self._fault(source, change, ()) if isinstance(change, Capacity) else change_fault(change)
+            if bad is not None:
+                update.refused.append(bad)
             else:
-                update.refused.append(Fault("type", f"{type(change).__name__} is neither a Capacity nor a Withdrawal"))
+                last[change.identity] = change
+        pushed = self._pushed.setdefault(source, {})
+        for identity, change in last.items():
+            if isinstance(change, Capacity):
+                self._take(source, change, now, now, origin, update)
+            elif self._owners.get(identity) == source:
+                self._drop(source, identity, origin, now, update)
+            pushed[identity] = now
         return update
 
     def everything(self, now: float) -> list[Change]:
@@ -103,19 +118,8 @@ class LocalTruth:
         return Origin(self.instance, self._seq, self.started_at)
 
     def _take(
-        self,
-        source: str,
-        record: Capacity,
-        observed_at: float,
-        now: float,
-        origin: Origin,
-        seen: set[Identity],
-        update: Update,
-    ) -> Identity | None:
-        bad = self._fault(source, record, seen)
-        if bad is not None:
-            update.refused.append(bad)
-            return None
+        self, source: str, record: Capacity, observed_at: float, now: float, origin: Origin, update: Update
+    ) -> None:
         stamp = min(record.observed_at if record.observed_at is not None else observed_at, now)
         record = replace(record, observed_at=stamp, origin=origin)
         identity = record.identity
@@ -124,11 +128,15 @@ class LocalTruth:
         self._owners[identity] = source
         self._gone.pop(identity, None)
         update.samples.append(record)
-        if known is None or not same_value(known, record):
+        if known is None or not same_value(known, record) or self._was_silent(known, now):
             update.news.append(record)
-        return identity
 
-    def _fault(self, source: str, record: object, seen: set[Identity]) -> Fault | None:
+    def _was_silent(self, known: Capacity, now: float) -> bool:
+        """Whether nobody vouched for a record for so long that its source did not count as live: others may have lost
+        it, or soon will, and should not have to wait for the next resync to hear of it again."""
+        return known.observed_at is None or now - known.observed_at > self.ttl / 2
+
+    def _fault(self, source: str, record: object, seen: Collection[Identity]) -> Fault | None:
         if not isinstance(record, Capacity):
             return Fault("type", f"{type(record).__name__} is not a Capacity")
         if (bad := fault(record)) is not None:

@@ -188,9 +188,9 @@ class PluginManager:
         try:
             yield
         except BaseException as error:
-            if not _is_plugins_own(error):
+            if not is_plugins_own(error):
                 raise
-            plugin.blame(f"{what}: {_told(error)}", error)
+            plugin.blame(f"{what}: {in_one_line(error)}", error)
 
     # --- what there is
 
@@ -312,9 +312,9 @@ class PluginManager:
         try:
             return kind, every_fault(table.options, kind.options, table.key_path)
         except BaseException as error:
-            if not _is_plugins_own(error):
+            if not is_plugins_own(error):
                 raise
-            return kind, [f"{what} cannot check its options: {_told(error)}"]
+            return kind, [f"{what} cannot check its options: {in_one_line(error)}"]
 
     def _why_not(self, name: str, wanted: type[AnyType]) -> str:
         """Why there is no type `name`, and what to do about it."""
@@ -349,9 +349,9 @@ class PluginManager:
         try:
             made = create()
         except BaseException as error:
-            if not _is_plugins_own(error):
+            if not is_plugins_own(error):
                 raise
-            raise PluginError(f"{where}: {_told(error)}") from error
+            raise PluginError(f"{where}: {in_one_line(error)}") from error
         if not isinstance(made, wanted):
             raise PluginError(f"{where}: it returned {_shown(made)}, which is no {wanted.__name__}")
         return made
@@ -400,15 +400,22 @@ def _fault_of_type(item: object, offered: type[AnyType]) -> str | None:
     return None
 
 
-def _is_plugins_own(error: BaseException) -> bool:
+def is_plugins_own(error: BaseException) -> bool:
     """Whether what a plugin raised is the plugin's failure. SystemExit is: a plugin must not end the agent. What asks
     this process or this task to stop is not, alone or in a group."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_plugins_own(each) for each in error.exceptions)
+        return all(is_plugins_own(each) for each in error.exceptions)
     return not isinstance(error, KeyboardInterrupt | GeneratorExit | trio.Cancelled)
 
 
-def _told(error: BaseException) -> str:
+def plugins_failure(error: BaseException) -> str:
+    """What a plugin has raised, in one line. Raises `error` itself where it is not a plugin's failure."""
+    if not is_plugins_own(error):
+        raise error
+    return in_one_line(error)
+
+
+def in_one_line(error: BaseException) -> str:
     """An error in one line. Its type is part of it, unless it is ours, whose texts stand alone."""
     try:
         text = " ".join(str(error).split())

@@ -97,6 +97,7 @@ async def run(
             cluster=config.cluster_id if agent is not None else None,
             hubs=[link.name for link in agent.links] if agent is not None else [],
             hub_bind=str(hub.settings.bind) if hub is not None else None,
+            hub_ports=hub_ports,
             metrics_port=metrics_port,
         )
         task_status.started(running)

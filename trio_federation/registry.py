@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal, fault
+from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal, change_fault, fault
 from trio_federation.clock import Clock, HasCurrentTime, as_clock
 from trio_federation.samples import SampleTable
 
@@ -159,7 +159,8 @@ class Registry:
         return self.apply(records)
 
     def withdraw(self, identities: Iterable[Identity | Withdrawal]) -> None:
-        """Remove at once, and remember for `tombstone_ttl`, so that an older copy does not bring a record back."""
+        """Remove at once, and remember for `tombstone_ttl`, so that an older copy does not bring a record back. What is
+        no identity is refused and counted."""
         self.apply(item if isinstance(item, Withdrawal) else Withdrawal(item) for item in identities)
 
     def apply(self, changes: Iterable[Change]) -> list[Fault]:
@@ -167,7 +168,7 @@ class Registry:
         faults: list[Fault] = []
         good: list[Change] = []
         for change in changes:
-            if isinstance(change, Capacity) and (bad := fault(change)) is not None:
+            if (bad := change_fault(change)) is not None:
                 faults.append(bad)
             else:
                 good.append(change)

@@ -154,13 +154,13 @@ class SampleTable:
             slot = None
         if slot is not None and not _is_newer(record.origin, observed_at, slot):
             return None
-        if tombstone is not None:
-            del self._tombstones[identity]
         if now - observed_at > self.ttl:
             # Newer than what is held, and yet too old to count: nothing is known to be true of it any more.
             if slot is not None:
                 self._remove(slot)
             return None
+        if tombstone is not None:
+            del self._tombstones[identity]
         if slot is None:
             slot = self._slots[identity] = _Slot(identity, record, observed_at)
             self._count(record, 1)
@@ -179,8 +179,6 @@ class SampleTable:
     def _withdrawal(self, withdrawal: Withdrawal, now: float) -> Withdrawal | None:
         identity, origin = withdrawal
         cluster_id = identity[0]
-        if origin is not None and not self._admit(cluster_id, origin, None, now):
-            return None
         slot = self._slots.get(identity)
         tombstone = self._tombstones.get(identity)
         if tombstone is not None and now > tombstone.until:
@@ -188,9 +186,10 @@ class SampleTable:
         if origin is not None:
             for known in (slot.record.origin if slot else None, tombstone.origin if tombstone else None):
                 if known is not None and known.instance == origin.instance and known.seq >= origin.seq:
+                    # A repetition. It must come before the next question, for it is no sign of life.
                     return None
-            if (current := self._instances.get(cluster_id)) is not None and current.instance == origin.instance:
-                current.last_evidence = now
+            if not self._admit(cluster_id, origin, None, now):
+                return None
         if slot is not None:
             self._remove(slot)
         if self.tombstone_ttl > 0:
@@ -202,8 +201,9 @@ class SampleTable:
 
     def _admit(self, cluster_id: str, origin: Origin, observed_at: float | None, now: float) -> bool:
         """Whether the sender is its cluster's current instance, or becomes it now. Evidence of life is the moment of
-        observation and never the moment of receipt, so that a replay does not keep a dead instance current."""
-        evidence = observed_at if observed_at is not None else -math.inf
+        observation and never the moment of receipt, so that a replay does not keep a dead instance current; a
+        withdrawal, which has no observed_at, is evidence when it is news."""
+        evidence = now if observed_at is None else observed_at
         current = self._instances.get(cluster_id)
         if current is not None and now - current.last_evidence > self.ttl:
             current = None
@@ -215,16 +215,23 @@ class SampleTable:
         if current is not None:
             if origin.started_at < current.started_at - START_TOLERANCE:
                 return False
-            silent = now - current.last_evidence > self.silence_limit
-            together = origin.started_at <= current.started_at + START_TOLERANCE
-            # When they started together nobody can say which is the older one. The one that is there keeps its place
-            # while it is alive and has something to say; one that has withdrawn everything makes room at once.
-            if together and not silent and (cluster_id, current.instance) in self._held:
+            if origin.started_at <= current.started_at + START_TOLERANCE and not self._may_follow(
+                current, observed_at, now
+            ):
                 return False
-        current = _Instance(cluster_id, origin, now if observed_at is None else observed_at)
-        self._instances[cluster_id] = current
+        current = self._instances[cluster_id] = _Instance(cluster_id, origin, evidence)
         self._push(current)
         return True
+
+    def _may_follow(self, current: _Instance, observed_at: float | None, now: float) -> bool:
+        """Whether an instance that started together with the current one, so that nobody can say which is the older,
+        takes its place: when the current one has withdrawn everything, or was silent and the other is heard of later.
+        A withdrawal has no moment, and so settles nothing."""
+        if observed_at is None:
+            return False
+        if (current.cluster_id, current.instance) not in self._held:
+            return True
+        return now - current.last_evidence > self.silence_limit and observed_at > current.last_evidence
 
     # Giving out.
 
@@ -319,4 +326,6 @@ def _outlives(origin: Origin | None, observed_at: float, tombstone: _Tombstone) 
         return observed_at >= tombstone.withdrawn_at
     if origin.instance == known.instance:
         return origin.seq > known.seq
-    return origin.started_at >= known.started_at - START_TOLERANCE
+    if abs(origin.started_at - known.started_at) <= START_TOLERANCE:
+        return observed_at >= tombstone.withdrawn_at
+    return origin.started_at > known.started_at

@@ -33,7 +33,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
 MAX_SEND = 3 * 2**20
 #: Bytes that a message of a peer may take up.
 MAX_RECEIVE = 16 * 2**20
-#: Records that a message of a peer may hold: twice what fits into one of ours. Without this bound a message of 16 MiB could
+#: Records that a message of a peer may hold: twice what fits into one of ours. Without it a message of 16 MiB could
 #: hold millions of empty ones, each of which becomes an object here.
 MAX_RECORDS = 100_000
 #: An age (milliseconds) from which on a record is withdrawn; ordinary ages and uptimes stay below it.

@@ -21,6 +21,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import trio
@@ -153,7 +154,8 @@ async def _guard(stream: trio.SocketStream, time_left: trio.CancelScope, connect
         with time_left:
             await trio.sleep_forever()
         # Reset instead of a polite end, which the kernel would keep, with what was not read, until the client takes it.
-        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with suppress(OSError):  # closed in the same moment, in the ordinary way
+            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     finally:
         stream.socket.close()
         connection.cancel()

@@ -26,6 +26,7 @@ def check(config: str) -> None:
     table = Table("key", "value", title=f"{config} is good", title_justify="left")
     for key, value in describe(loaded):
         table.add_row(key, value)
-    Console().print(table)
+    # What stands in the file is shown as it is: "[fe80::1]:7443" would pass for markup.
+    Console(markup=False, emoji=False, highlight=False).print(table)
     for warning in loaded.warnings:
         click.echo(f"note: {warning}", err=True)

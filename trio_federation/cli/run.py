@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from functools import partial
 
 import click
 import trio
 
 from trio_federation import logs, process
+from trio_federation.cli.signals import signals_cancel
 from trio_federation.clock import BootClock
 from trio_federation.config import Config, load
 from trio_federation.plugins import PluginManager
@@ -28,10 +28,7 @@ def run(config: str) -> None:
 
 async def run_until_signal(config: Config, plugins: PluginManager) -> None:
     """Run a process until SIGTERM or SIGINT arrives."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(process.run, config, plugins))
-            async for received in signals:
-                process.log.info("stopping", signal=signal.Signals(received).name)
-                nursery.cancel_scope.cancel()
-                break
+    scope = trio.CancelScope()
+    async with signals_cancel(scope, lambda name: process.log.info("stopping", signal=name)):
+        with scope:
+            await process.run(config, plugins)

@@ -19,7 +19,7 @@ from trio_federation.errors import (
     Unavailable,
     Unimplemented,
 )
-from trio_federation.rpc.transport import Http2Connection
+from trio_federation.rpc.transport import Http2Connection, one_line
 
 _ERRORS: dict[Status, type[RpcError]] = {
     Status.ALREADY_EXISTS: AlreadyExists,
@@ -57,7 +57,7 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
         return cause if cause.peer else type(cause)(cause.message, peer=peer)
     if isinstance(cause, GRPCError):
         known = _ERRORS.get(cause.status)
-        text = cause.message or "no reason given"
+        text = one_line(cause.message or "") or "no reason given"
         if known is None:
             return ProtocolViolation(f"the call failed with {cause.status.name}: {text}", peer=peer)
         return known(text, peer=peer)
@@ -65,7 +65,7 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
         kind = TooManyPings if connection.too_many_pings else Unavailable
         return kind(connection.ended or "the connection is closed", peer=peer)
     if isinstance(cause, AssertionError):
-        return ProtocolViolation("the stream ended inside a message", peer=peer)
+        return ProtocolViolation("the stream ended too early: inside a message, or without a status", peer=peer)
     if isinstance(cause, NotImplementedError):
         return ProtocolViolation("a message is compressed, which was not agreed on", peer=peer)
     if isinstance(cause, StreamTerminatedError):

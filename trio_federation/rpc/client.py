@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import grpclib.client
 import trio
-from grpclib.const import Cardinality
-from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.const import Cardinality, Status
+from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 
 from trio_federation.errors import RpcError, Unavailable
@@ -64,7 +64,10 @@ class _Call(Generic[_Request, _Response]):
         try:
             return await bridge.run(coroutine)
         except (RpcError, *FOREIGN_ERRORS) as error:
-            raise self._named(error) from error
+            # A connection that is cancelled together with its calls is no failure of theirs.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            cause = self._telling(error)
+            raise to_error(cause, self._connection.transport, self._connection.peer) from cause
 
     async def wait_accepted(self) -> None:
         """Wait for the hub's first sign that it serves the call. Older hubs give none before their first message, or,
@@ -72,14 +75,26 @@ class _Call(Generic[_Request, _Response]):
         if not self._stream._recv_initial_metadata_done:
             await self._run(self._stream.recv_initial_metadata())
 
-    def _named(self, error: Exception) -> RpcError:
-        if isinstance(error, StreamTerminatedError):
-            # A server that refuses sends its status and then resets the stream; the status is what counts.
-            try:
-                self._stream._maybe_raise()
-            except GRPCError as status:
-                error = status
-        return to_error(error, self._connection.transport, self._connection.peer)
+    def _raise_for_status(self) -> None:
+        """Raise what the hub's status says, where it has come and is not good."""
+        try:
+            self._stream._maybe_raise()
+        except GRPCError as error:
+            raise to_error(error, self._connection.transport, self._connection.peer) from error
+
+    def _telling(self, error: Exception) -> Exception:
+        """What tells more than `error` does, or else `error`. A hub that refuses sends its status and resets the
+        stream; whatever fails on it after that, it is the status that counts. grpclib makes UNKNOWN of headers that it
+        does not expect, even of a status that is short of them, as its own server's is for an unknown method."""
+        if isinstance(error, RpcError) or not self._stream._send_request_done:
+            return error
+        if isinstance(error, GRPCError) and error.status is not Status.UNKNOWN:
+            return error
+        try:
+            self._stream._maybe_raise()
+        except GRPCError as status:
+            return status
+        return error
 
 
 class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):
@@ -95,7 +110,9 @@ class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):
 
     async def wait_answered(self) -> None:
         """Wait until the hub ends the call. It does so on its own only to refuse it. Raises as `send`."""
-        await self._run(self._stream.recv_message())
+        answer = await self._run(self._stream.recv_message())
+        if answer is None:
+            self._raise_for_status()
         if self._stream._end_done:
             await self._run(self._stream.recv_trailing_metadata())
 
@@ -107,7 +124,9 @@ class WatchCall(_Call[WatchFederationRequest, FederationBroadcast]):
         """The next broadcast. Raises an RpcError when the call has failed or the hub has ended it."""
         message = await self._run(self._stream.recv_message())
         if message is None:
-            await self._run(self._stream.recv_trailing_metadata())
+            self._raise_for_status()
+            if not self._stream._recv_trailing_metadata_done:
+                await self._run(self._stream.recv_trailing_metadata())
             raise Unavailable("the hub ended the watch", peer=self._connection.peer)
         return message
 

@@ -104,9 +104,10 @@ class _End(trio.abc.HalfCloseableStream):
     async def wait_send_all_might_not_block(self) -> None:
         with self._sending:
             await trio.lowlevel.checkpoint()
+            if not self._closed:
+                await self._outgoing.wait_writable()
             if self._closed:
                 raise trio.ClosedResourceError("this end was closed")
-            await self._outgoing.wait_writable()
 
     async def send_eof(self) -> None:
         with self._sending:
@@ -118,8 +119,11 @@ class _End(trio.abc.HalfCloseableStream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         with self._receiving:
             await trio.lowlevel.checkpoint()
-            if max_bytes is not None and max_bytes < 1:
-                raise ValueError("max_bytes must be at least 1")
+            if max_bytes is not None:
+                if not isinstance(max_bytes, int):
+                    raise TypeError("max_bytes must be a whole number")
+                if max_bytes < 1:
+                    raise ValueError("max_bytes must be at least 1")
             return await self._incoming.read(max_bytes)
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ import trio
 from grpclib.const import Cardinality
 from grpclib.const import Handler as MethodHandler
 from grpclib.events import _DispatchServerEvents
+from grpclib.protocol import Stream
 
 from trio_federation.errors import RpcError
 from trio_federation.pb.sandbox.sync.v1 import (
@@ -27,7 +28,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
 from trio_federation.rpc.codec import FederationCodec
-from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name
+from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name, reset_unfinished
 
 _T = TypeVar("_T")
 _Request = TypeVar("_Request")
@@ -73,6 +74,8 @@ class _IncomingCall(Generic[_Request, _Response]):
         try:
             return await bridge.run(coroutine)
         except (RpcError, *FOREIGN_ERRORS) as error:
+            # When the call ends, its handler is cancelled, whatever it was waiting for.
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise to_error(error, self._connection, self.peer) from error
 
 
@@ -122,7 +125,7 @@ class FederationServer:
         peer = peer_name(stream)
         async with trio.open_nursery() as nursery:
             methods = _Methods(self._report, self._watch, nursery, peer)
-            handler = grpclib.server.Handler(methods.mapping(), FederationCodec(), None, _DispatchServerEvents())
+            handler = _Handler(methods.mapping(), FederationCodec(), None, _DispatchServerEvents())
             connection = Http2Connection(stream, handler, self._settings, client_side=False)
             methods.connection = connection
             try:
@@ -133,6 +136,28 @@ class FederationServer:
                     await bridge.run(handler.wait_closed())
                 nursery.cancel_scope.cancel()
                 log.debug("connection_ended", peer=peer, reason=connection.ended)
+
+
+class _Handler(grpclib.server.Handler):
+    """grpclib's, which starts a task per call, and here leaves nothing of a call behind."""
+
+    def accept(self, stream: Stream, headers: Any, release_stream: Callable[[], Any]) -> None:
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                release_stream()
+
+        def finish(_: object) -> None:
+            # A task that is cancelled before its first step does not release its stream, and so keeps the window that
+            # unread data took; one that fails over the call's headers does not end it, and the caller would wait.
+            release()
+            reset_unfinished(stream)
+
+        super().accept(stream, headers, release)
+        self._tasks[stream].add_done_callback(finish)
 
 
 class _Methods:

@@ -11,7 +11,7 @@ import asyncio
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import trio
 from grpclib.config import Configuration
@@ -20,11 +20,11 @@ from grpclib.exceptions import GRPCError
 from grpclib.protocol import AbstractHandler, Connection, EventsProcessor, H2Protocol, Stream
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, Event
-from h2.exceptions import ProtocolError
+from h2.events import ConnectionTerminated, DataReceived, Event
 from h2.settings import SettingCodes, Settings
+from h2.stream import StreamState
 
 from trio_federation.wire import MAX_RECEIVE
 
@@ -32,6 +32,9 @@ from trio_federation.wire import MAX_RECEIVE
 #: early and what is meant for it is conflated instead of queued.
 HIGH_WATER = 64 * 1024
 LOW_WATER = 16 * 1024
+#: Bytes that wait for the socket at which the connection is given up. Senders wait long before, so what has piled up is
+#: answers to a peer that asks for signs of life and does not read them.
+MOST_WAITING = 16 * 1024 * 1024
 #: Bytes read from the stream in one step.
 READ_SIZE = 64 * 1024
 #: Seconds for which a closing connection may still write what it has.
@@ -59,7 +62,8 @@ class ConnectionSettings:
 
 
 class _LimitedStream(Stream):
-    """A stream that refuses a message at its length prefix, before anything of it is read."""
+    """A stream that refuses a message at its length prefix, before anything of it is read, and whose end is noticed by
+    everybody who waits for something of it."""
 
     max_message = MAX_RECEIVE
 
@@ -71,9 +75,51 @@ class _LimitedStream(Stream):
             )
         return await super().recv_data(size)
 
+    def __ended__(self) -> None:
+        super().__ended__()
+        # Headers and trailers that have not come by now never will; who waits for them fails on finding none.
+        self.headers_received.set()
+        self.trailers_received.set()
+
+
+class _Gate(asyncio.Event):
+    """Open while bytes may be written. Once the connection has ended, whoever waits, or comes, is told so, of which not
+    everybody in grpclib who waits here would hear otherwise."""
+
+    _broken = False
+
+    def fail(self) -> None:
+        self._broken = True
+        self.set()
+
+    async def wait(self) -> Literal[True]:
+        await super().wait()
+        if self._broken:
+            raise ConnectionError("the connection is closed")
+        return True
+
 
 class _Connection(Connection):
     max_message = MAX_RECEIVE
+
+    def __init__(self, connection: H2Connection, transport: asyncio.Transport, *, config: Configuration) -> None:
+        super().__init__(connection, transport, config=config)
+        self._gate = self.write_ready = _Gate()
+        self._gate.set()
+
+    def close(self) -> None:
+        super().close()
+        self._gate.fail()
+        self.stream_close_waiter.set()
+
+    def ack(self, stream_id: int, size: int) -> None:
+        # After a goodbye there is no window to give back any more, and h2 says so loudly.
+        if self._connection.state_machine.state is not ConnectionState.CLOSED:
+            super().ack(stream_id, size)
+
+    def flush(self) -> None:
+        if not self.is_closing():
+            super().flush()
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> Stream:
         stream = _LimitedStream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
@@ -88,6 +134,11 @@ class _Processor(EventsProcessor):
         # A frame or an event of a kind that grpclib does not know is not an error: HTTP/2 tells to ignore it.
         if event.__class__ in getattr(self, "processors", ()):
             super().process(event)
+
+    def process_data_received(self, event: DataReceived) -> None:
+        # grpclib takes an empty frame for the end of the stream, of which h2 tells in an event of its own.
+        if event.flow_controlled_length:
+            super().process_data_received(event)
 
     def process_connection_terminated(self, event: ConnectionTerminated) -> None:
         self.goaway = event
@@ -135,6 +186,19 @@ class _Protocol(H2Protocol):
         self.connection.max_message = self._settings.max_message
         self.connection.flush()
         self.processor = _Processor(self.handler, self.connection)
+
+    def data_received(self, data: bytes) -> None:
+        # As grpclib's, but what breaks the protocol is raised, so that it can be told.
+        events = self.connection.feed(data)
+        self.connection.flush()
+        for event in events:
+            self.processor.process(event)
+        self.connection.flush()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        # What was not written while writing was paused: the resets of calls that were given up.
+        self.connection.flush()
 
 
 class Http2Connection(asyncio.Transport):
@@ -199,6 +263,8 @@ class Http2Connection(asyncio.Transport):
         if self._waiting_size > HIGH_WATER and not self._paused:
             self._paused = True
             self.protocol.pause_writing()
+        if self._waiting_size > MOST_WAITING:
+            self.abort(f"the peer does not read: {self._waiting_size} bytes wait for it")
 
     def is_closing(self) -> bool:
         """Whether the connection has ended or is about to."""
@@ -208,7 +274,8 @@ class Http2Connection(asyncio.Transport):
         """End the connection once what is queued is written, or CLOSE_DEADLINE is over."""
         if not self._closing:
             self._closing = True
-            self._ended("closed by this side")
+            goaway = self.protocol.processor.goaway
+            self._ended("closed by this side" if goaway is None else _goodbye(goaway))
             self._scope.deadline = min(self._scope.deadline, trio.current_time() + CLOSE_DEADLINE)
             self._something_to_write.set()
 
@@ -237,14 +304,16 @@ class Http2Connection(asyncio.Transport):
     def _take(self, data: bytes) -> bool:
         try:
             self.protocol.data_received(data)
-        except (ProtocolError, ValueError, KeyError, IndexError, AttributeError, AssertionError, TypeError) as error:
-            # h2 and grpclib answer some forms of nonsense with whatever exception it hits first.
-            self.abort(f"the peer broke HTTP/2: {type(error).__name__}: {error}")
+        except Exception as error:
+            # h2 and grpclib answer some forms of nonsense with whatever exception they hit first.
+            if data.startswith(b"HTTP/"):
+                self._ended("the other side speaks HTTP/1: not a gRPC endpoint?")
+            else:
+                self._ended(f"the peer broke HTTP/2: {type(error).__name__}: {one_line(str(error))}")
+            # The peer is told by h2's goodbye.
+            self.protocol.connection.flush()
+            self.close()
             return False
-        goaway = self.protocol.processor.goaway
-        if goaway is not None:
-            detail = (goaway.additional_data or b"").decode("ascii", "replace")
-            self._ended(f"the peer said goodbye ({_error_name(goaway.error_code)}{': ' if detail else ''}{detail})")
         return True
 
     async def _write_all(self) -> None:
@@ -280,9 +349,10 @@ class Http2Connection(asyncio.Transport):
                 if trio.current_time() >= given_up_at:
                     self.abort(f"silent for {self._settings.silence_limit:g} s")
                     return
-                asked += 1
-                self.protocol.h2.ping(struct.pack("!Q", asked))
-                self.protocol.connection.flush()
+                if not self._closing:
+                    asked += 1
+                    self.protocol.h2.ping(struct.pack("!Q", asked))
+                    self.protocol.connection.flush()
                 await trio.sleep_until(min(trio.current_time() + self._settings.keepalive, given_up_at))
 
     def _ended(self, reason: str) -> None:
@@ -302,6 +372,27 @@ def peer_name(stream: trio.abc.Stream) -> str:
             return "a peer that is gone"
         return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
     return getattr(inner, "name", "memory")
+
+
+def reset_unfinished(stream: Stream) -> None:
+    """Reset a server's stream whose response has not ended, so that its caller does not wait for the rest."""
+    if stream.closable:
+        assert stream.id is not None
+        state = stream._h2_connection.streams[stream.id].state_machine.state
+        if state in (StreamState.OPEN, StreamState.HALF_CLOSED_REMOTE):
+            stream.reset_nowait(ErrorCodes.INTERNAL_ERROR)
+
+
+def one_line(text: str, most: int = 500) -> str:
+    """What a peer says, fit for a line of a log: no line breaks, no control characters, at most `most` characters."""
+    line = " ".join(text.split())
+    line = "".join(character if character.isprintable() else "\ufffd" for character in line)
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _goodbye(goaway: ConnectionTerminated) -> str:
+    detail = one_line((goaway.additional_data or b"").decode("utf-8", "replace"))
+    return f"the peer said goodbye ({_error_name(goaway.error_code)}{': ' if detail else ''}{detail})"
 
 
 def _error_name(code: int | None) -> str:
