@@ -61,8 +61,12 @@ class _Trouble:
         return delay
 
     def works(self) -> None:
-        """It works now."""
+        """It works now, which is worth a line."""
         log.info("hub_works", hub=self._hub, call=self.what, failures_before=self._failures)
+        self.over()
+
+    def over(self) -> None:
+        """It works now: the next failure is worth a line again."""
         self._kind = None
         self._failures = 0
 
@@ -179,6 +183,7 @@ class HubLink:
         self.state = LinkState.CONNECTED
         self._metrics.hub_connected(self.name, trouble.what, True)
         trouble.works()
+        self._connecting.over()
 
     def stop(self) -> None:
         """The agent stops: `said_goodbye` is set when this hub knows, at once where nobody listens."""

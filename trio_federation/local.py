@@ -49,8 +49,8 @@ class LocalTruth:
         self._pushed: dict[str, dict[Identity, float]] = {}
 
     def collected(self, source: str, records: Iterable[Capacity], observed_at: float, now: float) -> Update:
-        """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn. What it
-        has pushed since then is newer, and stands."""
+        """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn. What
+        it has pushed since then is newer, and stands."""
         update = Update()
         origin = self._next()
         held = self._records.setdefault(source, {})

@@ -213,8 +213,8 @@ class Terminal:
         self._sentences = [*self._sentences, *((f"{elapsed:5.1f} s", sentence) for sentence in news)][-_KEPT:]
         title = Text(f"{_TITLE}, {elapsed:.0f} s of {self._seconds:g} s; Ctrl-C ends it.", style="bold")
         above = Group(title, Text(_ABOUT), table(looks))
-        # One line stays free for the cursor.
-        room = self._console.size.height - self._height(above) - 1
+        # Two lines stay free: for the cursor, and for what comes after the end, so that the title is still to be seen.
+        room = self._console.size.height - self._height(above) - 2
         while self._sentences and self._height(_news(self._sentences)) > room:
             del self._sentences[0]
         self._live.update(Group(above, _news(self._sentences)))
@@ -229,7 +229,8 @@ def table(looks: list[Look]) -> Table:
     shown.add_column("env and cluster")
     for heading in ("idle", "in use", "waiting"):
         shown.add_column(heading, justify="right")
-    shown.add_column("a create now")
+    # As wide as the longest that the demo has to say, so that nothing moves but what changes.
+    shown.add_column("a create now", min_width=len("goes to north::standard (can grow)"))
     env = ""
     for look in looks:
         if look.env != env:

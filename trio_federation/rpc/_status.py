@@ -68,6 +68,8 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
         return ProtocolViolation("the stream ended too early: inside a message, or without a status", peer=peer)
     if isinstance(cause, NotImplementedError):
         return ProtocolViolation("a message is compressed, which was not agreed on", peer=peer)
+    if isinstance(cause, KeyError):
+        return ProtocolViolation(f"the answer's headers have no {cause}", peer=peer)
     if isinstance(cause, StreamTerminatedError):
         return Unavailable(f"the call was cut off: {cause}", peer=peer)
     if isinstance(cause, H2Error | GrpclibProtocolError):

@@ -77,10 +77,9 @@ class _Call(Generic[_Request, _Response]):
 
     def _raise_for_status(self) -> None:
         """Raise what the hub's status says, where it has come and is not good."""
-        try:
-            self._stream._maybe_raise()
-        except GRPCError as error:
-            raise to_error(error, self._connection.transport, self._connection.peer) from error
+        status = self._bad_status()
+        if status is not None:
+            raise to_error(status, self._connection.transport, self._connection.peer) from status
 
     def _telling(self, error: Exception) -> Exception:
         """What tells more than `error` does, or else `error`. A hub that refuses sends its status and resets the
@@ -90,11 +89,17 @@ class _Call(Generic[_Request, _Response]):
             return error
         if isinstance(error, GRPCError) and error.status is not Status.UNKNOWN:
             return error
+        return self._bad_status() or error
+
+    def _bad_status(self) -> GRPCError | None:
+        """The hub's status, where it has come and is not good."""
         try:
             self._stream._maybe_raise()
         except GRPCError as status:
             return status
-        return error
+        except KeyError:
+            pass  # headers without even an HTTP status
+        return None
 
 
 class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):

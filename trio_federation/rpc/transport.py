@@ -23,6 +23,7 @@ from h2.config import H2Configuration
 from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, Event
+from h2.exceptions import FrameTooLargeError
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
 
@@ -194,6 +195,10 @@ class _Protocol(H2Protocol):
         for event in events:
             self.processor.process(event)
         self.connection.flush()
+        # h2 looks at the length of a frame when it has all of it, which may be 16 MiB.
+        length = int.from_bytes(self.h2.incoming_buffer._data[:3], "big")
+        if length > self.h2.max_inbound_frame_size:
+            raise FrameTooLargeError(f"a frame of {length} bytes, at most {self.h2.max_inbound_frame_size} are taken")
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -247,9 +252,11 @@ class Http2Connection(asyncio.Transport):
             self._closing = True
             self._ended("closed")
             self.protocol.connection_lost(None)
-            # Forcefully: everything that was to be written has had its time.
-            await trio.aclose_forcefully(self._stream)
-            self.closed.set()
+            try:
+                # Forcefully: everything that was to be written has had its time.
+                await trio.aclose_forcefully(self._stream)
+            finally:
+                self.closed.set()
 
     # What grpclib calls.
 
@@ -306,15 +313,21 @@ class Http2Connection(asyncio.Transport):
             self.protocol.data_received(data)
         except Exception as error:
             # h2 and grpclib answer some forms of nonsense with whatever exception they hit first.
-            if data.startswith(b"HTTP/"):
+            if self.protocol.h2.incoming_buffer._data.startswith(b"HTTP/"):
                 self._ended("the other side speaks HTTP/1: not a gRPC endpoint?")
             else:
                 self._ended(f"the peer broke HTTP/2: {type(error).__name__}: {one_line(str(error))}")
-            # The peer is told by h2's goodbye.
-            self.protocol.connection.flush()
+            self._say_goodbye()
             self.close()
             return False
         return True
+
+    def _say_goodbye(self) -> None:
+        """Tell a peer that has broken the protocol; h2 may have done so itself."""
+        h2 = self.protocol.h2
+        if h2.state_machine.state is not ConnectionState.CLOSED:
+            h2.close_connection(ErrorCodes.PROTOCOL_ERROR)
+        self.protocol.connection.flush()
 
     async def _write_all(self) -> None:
         try:
