@@ -254,5 +254,5 @@ def test_a_message_with_too_many_records_is_refused(tag: str, monkeypatch: pytes
     monkeypatch.setattr(wire, "MAX_RECORDS", 5)
     empty = bytes.fromhex(tag) + b"\0"
     wire.decode(empty * 5, FederationBroadcast)
-    with pytest.raises(ResourceExhausted, match="a message with 6 (items|origins) is too large, at most 5 are taken"):
+    with pytest.raises(ResourceExhausted, match=r"a message with 6 (items|origins) is too large, at most 5 are taken"):
         wire.decode(empty * 6, FederationBroadcast)

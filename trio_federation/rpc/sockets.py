@@ -3,6 +3,7 @@ failure is one line that names the other side."""
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -30,13 +31,17 @@ def tcp_dialer(host: str, port: int, *, tls: ssl.SSLContext | None = None, serve
                 stream = await trio.open_tcp_stream(host, port)
         except trio.TooSlowError as error:
             raise Unavailable(f"no connection within {CONNECT_DEADLINE:g} s", peer=shown) from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that the resolver cannot even be asked for
             raise Unavailable(f"cannot connect: {_reason(error)}", peer=shown) from error
         if tls is None:
             return stream
-        over_tls: trio.SSLStream[trio.abc.Stream] = trio.SSLStream(
-            stream, tls, server_hostname=server_name or host, https_compatible=True
-        )
+        name = server_name or host
+        over_tls: trio.SSLStream[trio.abc.Stream]
+        try:
+            over_tls = trio.SSLStream(stream, tls, server_hostname=name, https_compatible=True)
+        except ValueError as error:
+            await trio.aclose_forcefully(stream)
+            raise Unavailable(f"TLS failed: {name!r} is no name that a certificate can be for", peer=shown) from error
         return await _handshake(over_tls, shown)
 
     return dial
@@ -126,6 +131,8 @@ def _reason(error: BaseException) -> str:
         return _reason(error.__cause__)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate not accepted: {error.verify_message}"
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno).lower()  # Trio puts the address in front, which the line has already
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error) or type(error).__name__
