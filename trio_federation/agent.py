@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import structlog
 import trio
@@ -111,6 +111,7 @@ class Agent:
         )
         self._told: set[tuple[str, str]] = set()
         self._failing: set[str] = set()
+        self._pushing: set[str] = set()
         self._to_intake, self._at_intake = trio.open_memory_channel[_Batch](BATCHES)
         self._to_registry, self._at_registry = trio.open_memory_channel[list[Change]](BATCHES)
         self.links = self._make_links(hubs or {}, credential) if cluster_id is not None else []
@@ -178,31 +179,38 @@ class Agent:
 
     async def _run_source(self, name: str, source: CapacitySource) -> None:
         try:
-            changes = await self._changes(name, source)
             async with trio.open_nursery() as nursery:
-                if changes is not None:
-                    nursery.start_soon(self._take_pushed, name, source, changes)
-                await self._poll(name, source, pushes=changes is not None)
+                nursery.start_soon(self._take_pushed, name, source)
+                await self._poll(name, source)
         finally:
             await _close(source)
 
-    async def _changes(self, name: str, source: CapacitySource) -> AsyncIterator[Sequence[Change]] | None:
-        """The iterator of a source that pushes; a source that fails to give one is asked again."""
-        while True:
-            try:
-                return source.changes()
-            except BaseException as error:
-                self._source_failed(name, plugins_failure(error))
-            await trio.sleep(self.settings.report_interval)
-
-    async def _poll(self, name: str, source: CapacitySource, *, pushes: bool) -> None:
+    async def _poll(self, name: str, source: CapacitySource) -> NoReturn:
         """Ask for everything: at once, and then every report interval, or, of a source that pushes, at every resync at
         which it can vouch for what it has pushed."""
-        interval = self.settings.resync_interval if pushes else self.settings.report_interval
         while True:
-            due = trio.current_time() + interval
+            began = trio.current_time()
             await self._collect(name, source)
-            await trio.sleep_until(due)
+            settings = self.settings
+            interval = settings.resync_interval if name in self._pushing else settings.report_interval
+            await trio.sleep_until(began + interval)
+
+    async def _take_pushed(self, name: str, source: CapacitySource) -> None:
+        """Take what a source pushes, for as long as it does; one that does not is only polled."""
+        while True:
+            try:
+                changes = source.changes()
+                if changes is None:
+                    return
+                self._pushing.add(name)
+                async for batch in changes:
+                    await self._to_intake.send(_Pushed(name, tuple(batch)))
+                failure = "it stopped pushing changes"
+            except BaseException as error:
+                failure = plugins_failure(error)
+            self._pushing.discard(name)
+            self._source_failed(name, failure)
+            await trio.sleep(self.settings.report_interval)
 
     async def _collect(self, name: str, source: CapacitySource) -> None:
         began = self._clock()
@@ -221,18 +229,6 @@ class Agent:
             return
         self._source_works(name)
         await self._to_intake.send(_Collected(name, records, began))
-
-    async def _take_pushed(self, name: str, source: CapacitySource, changes: AsyncIterator[Sequence[Change]]) -> None:
-        while True:
-            try:
-                async for batch in changes:
-                    await self._to_intake.send(_Pushed(name, tuple(batch)))
-                failure = "it stopped pushing changes"
-            except BaseException as error:
-                failure = plugins_failure(error)
-            self._source_failed(name, failure)
-            await trio.sleep(self.settings.report_interval)
-            changes = await self._changes(name, source) or _nothing()
 
     def _source_failed(self, name: str, failure: str) -> None:
         self.metrics.source_failed(name)
@@ -304,9 +300,3 @@ async def _close(plugin: CapacitySource | CapacitySink) -> None:
             await plugin.aclose()
         except BaseException as error:
             log.warning("close_failed", plugin=type(plugin).__name__, error=plugins_failure(error))
-
-
-async def _nothing() -> AsyncIterator[Sequence[Change]]:
-    """The changes of a source that has stopped to offer any."""
-    return
-    yield

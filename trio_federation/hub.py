@@ -21,7 +21,7 @@ from trio_federation.capacity import Capacity, Change, Fault
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import HubSettings
 from trio_federation.errors import AlreadyExists, RpcError, Unavailable
-from trio_federation.identity import Caller, authenticate
+from trio_federation.identity import CLUSTER_KEY, Caller, authenticate
 from trio_federation.metrics import FederationMetrics
 from trio_federation.outbox import Outbox, without_cluster
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
@@ -44,7 +44,7 @@ log = structlog.get_logger("trio_federation.hub")
 _AT_ONCE = 2000
 #: Bytes in flight from one reporter: a cluster with many pools should not have to wait for the network's round trips.
 _REPORT_WINDOW = 256 * 1024
-#: Pairs of cluster and reason for which a dropped record is told in the log.
+#: Pairs of cluster and reason for which a dropped record or a refused call is told in the log.
 _MOST_TOLD = 1000
 
 
@@ -155,8 +155,11 @@ class Hub:
             raise
 
     def _refuse(self, call: IncomingReport | IncomingWatch, error: RpcError) -> None:
+        """Count a refusal; a line for the first of its kind, as a refused agent comes again and again."""
         self.metrics.call_refused(error.status)
-        log.info("call_refused", peer=call.peer, status=error.status, error=error.message)
+        cluster_id = call.metadata.get(CLUSTER_KEY, "")[:63]
+        tell = log.info if self._first_time(cluster_id, error.status) else log.debug
+        tell("call_refused", cluster=cluster_id, peer=call.peer, status=error.status, error=error.message)
 
     # Reports.
 
@@ -175,10 +178,13 @@ class Hub:
                     received = changes_of(message, now, caller.cluster_id)
                     if received.refused:
                         self._refused(caller.cluster_id, received.refused)
+                    if not self._sessions.is_current(session):
+                        break  # replaced in this very moment: late data changes nothing
                     self._relay(self._store.apply(received.changes, now))
-                said_goodbye = True
-                await call.answer()
-            if scope.cancelled_caught:
+                else:
+                    said_goodbye = True
+                    await call.answer()
+            if not said_goodbye:
                 raise AlreadyExists(f"cluster {caller.cluster_id!r} is reported by a newer call")
         finally:
             del self._report_scopes[session]
@@ -211,9 +217,15 @@ class Hub:
         for reason, count in Counter(fault.reason for fault in faults).items():
             self.metrics.record_dropped(f"cluster:{cluster_id}", reason, count)
         for fault in faults:
-            if (cluster_id, fault.reason) not in self._told and len(self._told) < _MOST_TOLD:
-                self._told.add((cluster_id, fault.reason))
+            if self._first_time(cluster_id, fault.reason):
                 log.warning("record_dropped", cluster=cluster_id, reason=fault.reason, detail=fault.detail, told="once")
+
+    def _first_time(self, cluster_id: str, what: str) -> bool:
+        """Whether something about a cluster is told for the first time; bounded, as ids may be anything."""
+        if (cluster_id, what) in self._told or len(self._told) >= _MOST_TOLD:
+            return False
+        self._told.add((cluster_id, what))
+        return True
 
     # Watches.
 

@@ -98,6 +98,8 @@ class HubLink:
         self._keepalive = keepalive
         self._silence_limit = silence_limit
         self._metrics = metrics
+        #: whether a connection that had worked has broken since the last one
+        self._broke = False
         self._connecting = _Trouble(name, "connection", generator)
         self._reporting = _Trouble(name, "report", generator)
         self._watching = _Trouble(name, "watch", generator)
@@ -113,8 +115,8 @@ class HubLink:
                 await self._connect_once()
             except (RpcError, BaseExceptionGroup) as error:
                 failure = _most_telling(failures_of(error, RpcError))
+            self._broke = self._broke or self.state is LinkState.CONNECTED
             self.state = LinkState.WAITING
-            self._metrics.hub_reconnected(self.name)
             if isinstance(failure, TooManyPings):
                 self._calm_down()
             await trio.sleep(self._connecting.delay(failure, trio.current_time() - began))
@@ -181,6 +183,9 @@ class HubLink:
         with trio.move_on_after(_OBJECTION_TIME):
             await call.wait_accepted()
         self.state = LinkState.CONNECTED
+        if self._broke:
+            self._broke = False
+            self._metrics.hub_reconnected(self.name)
         self._metrics.hub_connected(self.name, trouble.what, True)
         trouble.works()
         self._connecting.over()

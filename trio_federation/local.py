@@ -58,7 +58,7 @@ class LocalTruth:
         self._pushed[source] = pushed
         seen: set[Identity] = set()
         for record in records:
-            if (bad := self._fault(source, record, seen)) is not None:
+            if (bad := self._fault(source, record, seen, now)) is not None:
                 update.refused.append(bad)
                 continue
             seen.add(record.identity)
@@ -75,18 +75,22 @@ class LocalTruth:
         # A batch has one place in the history, so of several words on one identity only the last can be said.
         last: dict[Identity, Change] = {}
         for change in changes:
-            bad = self._fault(source, change, ()) if isinstance(change, Capacity) else change_fault(change)
+            bad = self._fault(source, change, (), now) if isinstance(change, Capacity) else change_fault(change)
             if bad is not None:
                 update.refused.append(bad)
             else:
                 last[change.identity] = change
         pushed = self._pushed.setdefault(source, {})
+        self._records.setdefault(source, {})
         for identity, change in last.items():
             if isinstance(change, Capacity):
                 self._take(source, change, now, now, origin, update)
             elif self._owners.get(identity) == source:
                 self._drop(source, identity, origin, now, update)
             pushed[identity] = now
+        if len(pushed) > 2 * len(self._records[source]) + 64:
+            # No collect takes so long, so none that is under way needs the older ones; collects may be failing, though.
+            self._pushed[source] = {identity: at for identity, at in pushed.items() if at >= now - self.ttl}
         return update
 
     def everything(self, now: float) -> list[Change]:
@@ -94,10 +98,7 @@ class LocalTruth:
         self._gone = {identity: kept for identity, kept in self._gone.items() if kept[1] >= now}
         changes: list[Change] = [withdrawal for withdrawal, _ in self._gone.values()]
         changes += [
-            record
-            for records in self._records.values()
-            for record in records.values()
-            if record.observed_at is not None and now - record.observed_at <= self.ttl
+            record for records in self._records.values() for record in records.values() if self._counts(record, now)
         ]
         return changes
 
@@ -123,6 +124,9 @@ class LocalTruth:
         stamp = min(record.observed_at if record.observed_at is not None else observed_at, now)
         record = replace(record, observed_at=stamp, origin=origin)
         identity = record.identity
+        owner = self._owners.get(identity, source)
+        if owner != source:  # which has not vouched for it for a TTL, and so has lost it
+            del self._records[owner][identity]
         known = self._records.setdefault(source, {}).get(identity)
         self._records[source][identity] = record
         self._owners[identity] = source
@@ -136,7 +140,7 @@ class LocalTruth:
         it, or soon will, and should not have to wait for the next resync to hear of it again."""
         return known.observed_at is None or now - known.observed_at > self.ttl / 2
 
-    def _fault(self, source: str, record: object, seen: Collection[Identity]) -> Fault | None:
+    def _fault(self, source: str, record: object, seen: Collection[Identity], now: float) -> Fault | None:
         if not isinstance(record, Capacity):
             return Fault("type", f"{type(record).__name__} is not a Capacity")
         if (bad := fault(record)) is not None:
@@ -146,9 +150,13 @@ class LocalTruth:
         name = "/".join(record.identity[1:])
         if record.identity in seen:
             return Fault("duplicate", f"{name} stands there twice")
-        if (owner := self._owners.get(record.identity, source)) != source:
+        owner = self._owners.get(record.identity, source)
+        if owner != source and self._counts(self._records[owner][record.identity], now):
             return Fault("duplicate", f"{name} is reported by {owner} already")
         return None
+
+    def _counts(self, record: Capacity, now: float) -> bool:
+        return record.observed_at is not None and now - record.observed_at <= self.ttl
 
     def _drop(self, source: str, identity: Identity, origin: Origin, now: float, update: Update) -> None:
         del self._records[source][identity]

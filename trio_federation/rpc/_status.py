@@ -62,8 +62,7 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
             return ProtocolViolation(f"the call failed with {cause.status.name}: {text}", peer=peer)
         return known(text, peer=peer)
     if connection.is_closing() or connection.ended:
-        kind = TooManyPings if connection.too_many_pings else Unavailable
-        return kind(connection.ended or "the connection is closed", peer=peer)
+        return end_of(connection, peer)
     if isinstance(cause, AssertionError):
         return ProtocolViolation("the stream ended too early: inside a message, or without a status", peer=peer)
     if isinstance(cause, NotImplementedError):
@@ -75,6 +74,12 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
     if isinstance(cause, H2Error | GrpclibProtocolError):
         return ProtocolViolation(f"{type(cause).__name__}: {cause}", peer=peer)
     return Unavailable(f"{type(cause).__name__}: {cause}", peer=peer)
+
+
+def end_of(connection: Http2Connection, peer: str) -> RpcError:
+    """Our error for the end of a connection, which is nobody's fault in particular."""
+    kind = TooManyPings if connection.too_many_pings else Unavailable
+    return kind(connection.ended or "the connection is closed", peer=peer)
 
 
 def to_status(error: RpcError) -> GRPCError:

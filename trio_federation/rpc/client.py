@@ -23,7 +23,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
     WatchFederationRequest,
 )
 from trio_federation.rpc import bridge
-from trio_federation.rpc._status import FOREIGN_ERRORS, to_error
+from trio_federation.rpc._status import FOREIGN_ERRORS, end_of, to_error
 from trio_federation.rpc.codec import FederationCodec
 from trio_federation.rpc.transport import ConnectionSettings, Http2Connection
 
@@ -207,9 +207,11 @@ class HubConnection:
             with trio.move_on_after(_CLEANUP_DEADLINE, shield=True):
                 await _give_up(stream)
 
-    async def wait_closed(self) -> None:
-        """Wait until the connection has ended, whoever ended it."""
+    async def wait_closed(self) -> RpcError:
+        """Wait until the connection has ended, whoever ended it; the error that says why, for whoever wants to raise
+        it."""
         await self.transport.closed.wait()
+        return end_of(self.transport, self.peer)
 
     async def aclose(self) -> None:
         """End the connection; what is queued is still written, within a second. Calls on it fail."""

@@ -26,6 +26,7 @@ from h2.events import ConnectionTerminated, DataReceived, Event
 from h2.exceptions import FrameTooLargeError
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
+from hyperframe.frame import Frame, GoAwayFrame
 
 from trio_federation.wire import MAX_RECEIVE
 
@@ -113,11 +114,6 @@ class _Connection(Connection):
         self._gate.fail()
         self.stream_close_waiter.set()
 
-    def ack(self, stream_id: int, size: int) -> None:
-        # After a goodbye there is no window to give back any more, and h2 says so loudly.
-        if self._connection.state_machine.state is not ConnectionState.CLOSED:
-            super().ack(stream_id, size)
-
     def flush(self) -> None:
         if not self.is_closing():
             super().flush()
@@ -146,10 +142,22 @@ class _Processor(EventsProcessor):
         super().process_connection_terminated(event)
 
 
+class _H2(H2Connection):
+    """h2's, but a goodbye is only told. h2 closes with it, and then makes an error of what follows it, as it does from
+    servers that end their calls after it, and with that error it forgets the goodbye."""
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        event = ConnectionTerminated()
+        event.error_code = frame.error_code
+        event.last_stream_id = frame.last_stream_id
+        event.additional_data = frame.additional_data or None
+        return [], [event]
+
+
 class _Protocol(H2Protocol):
     """grpclib's protocol, with our windows and limits."""
 
-    h2: H2Connection
+    h2: _H2
     processor: _Processor
 
     def __init__(self, handler: AbstractHandler, settings: ConnectionSettings, *, client_side: bool) -> None:
@@ -170,7 +178,7 @@ class _Protocol(H2Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.h2 = H2Connection(config=self.h2_config)
+        self.h2 = _H2(config=self.h2_config)
         client_side = bool(self.h2_config.client_side)
         values = {
             SettingCodes.INITIAL_WINDOW_SIZE: self._settings.stream_window,

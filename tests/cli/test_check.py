@@ -1,0 +1,171 @@
+"""`trio-federation check`: what is good and what is not, told so that people can mend it and programs can read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+
+FOLDER = Path(__file__).resolve().parents[2] / "config"
+GOOD = sorted(path for path in FOLDER.rglob("*.toml") if not path.name.endswith("-capacity.toml"))
+
+AGENT = 'cluster_id = "west"\n[federation]\nsecret = "not-to-be-seen"\nhubs = ["127.0.0.1:7443"]\n'
+HUB = '[hub]\nbind = "127.0.0.1:7443"\nsecret = "not-to-be-seen"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The path of the file under test; relative to nothing, so that faults show all of it."""
+    return tmp_path / "some.toml"
+
+
+def test_there_are_examples() -> None:
+    assert len(GOOD) >= 5
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_examples_are_good(path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER.parent)
+    name = path.relative_to(FOLDER.parent)
+    ended = call("check", name)
+    assert ended.code == 0
+    assert f"{name} is good" in ended.output
+    runs = "hub" if path.name == "hub.toml" else "agent"
+    assert any(line.split()[1:4] == ["runs", "│", runs] for line in ended.output.splitlines())
+    assert [line for line in ended.lines if not line.startswith(f"note: {name}: ")] == []
+    # Into a file it fits 80 columns, and nothing in it is for terminals only.
+    assert max(len(line) for line in ended.output.splitlines()) <= 80
+    assert "\x1b" not in ended.output + "".join(ended.lines)
+
+
+def test_what_is_long_is_folded_and_what_looks_like_markup_is_shown(tmp_path: Path, call: Call) -> None:
+    """Rich would take "[fe80::1]" for a style, and ":smile:" for a picture."""
+    file = tmp_path / ":smile:.toml"
+    hubs = ", ".join(f'"[fe80::{number}]:7443"' for number in range(1, 10))
+    file.write_text(f'cluster_id = "west"\n[federation]\ninsecure = true\nsecret = "s"\nhubs = [{hubs}]\n')
+    ended = call("check", file)
+    assert ended.code == 0
+    for number in range(1, 10):
+        assert f"[fe80::{number}]:7443" in ended.output
+    assert ":smile:.tomlisgood" in "".join(ended.output.split())
+    assert max(len(line) for line in ended.output.splitlines()) <= 80
+
+
+def test_no_secret_is_shown(file: Path, call: Call) -> None:
+    file.write_text(AGENT + HUB)
+    ended = call("check", file)
+    assert ended.code == 0
+    assert "set, not shown" in ended.output
+    assert "not-to-be-seen" not in ended.output + "".join(ended.lines)
+
+
+def test_the_environment_counts(file: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[federation]\nhubs = ['127.0.0.1:7443']\n")
+    assert "single-cluster" in call("check", file).output
+    monkeypatch.setenv("LOCAL_CLUSTER_ID", "north")
+    monkeypatch.setenv("TRIO_FEDERATION_SECRET", "not-to-be-seen")
+    ended = call("check", file)
+    assert "federated" in ended.output
+    assert "north" in ended.output
+    assert "not-to-be-seen" not in ended.output
+    monkeypatch.setenv("LOCAL_CLUSTER_ID", "North!")
+    ended = call("check", file)
+    assert (ended.code, ended.output, len(ended.lines)) == (2, "", 1)
+    assert ended.lines[0].startswith("environment: LOCAL_CLUSTER_ID: ")
+
+
+# Known failure C44 as a kind: one wrong key beside good ones, each with words that its line must have.
+MISSPELT = [
+    (HUB + 'adress = "x"', ["[hub] adress", "bind"]),
+    (HUB + 'ttll = "5s"', ["[hub] ttll", 'did you mean "ttl"?']),
+    (HUB + "[registy]", ["[registy]", "unknown table", "federation"]),
+    (HUB + "[federaton]\ninsecure = true", ["[federaton]", 'did you mean "federation"?']),
+    (HUB + 'resync_interval = "5s"', ["[hub] resync_interval", "[federation]"]),
+    (AGENT + 'grace = "5s"', ["[federation] grace", "[hub]"]),
+    (AGENT + 'ttl = "5 seconds"', ["[federation] ttl", "ms, s, m, h"]),
+    (AGENT + 'resync_interval = "20s"', ["[federation] resync_interval", "ttl"]),
+    ('unknown = "x"\n' + AGENT, ["unknown", "cluster_id"]),
+    (AGENT + '[[sources]]\ntype = "fixtures"', ["sources", 'did you mean "source"?']),
+    (AGENT + '[[source]]\ntype = "fixtues"\npath = "x.toml"', ["source[0].type", 'did you mean "fixtures"?']),
+    (AGENT + '[[source]]\ntype = "kafka"', ["source[0].type", "'kafka'", "installed: fixtures"]),
+    (AGENT + '[[sink]]\ntype = "fixtures"', ["sink[0].type", "[[source]]"]),
+    (AGENT + '[[source]]\ntype = "fixtures"\npat = "x.toml"', ["source[0].pat", 'did you mean "path"?']),
+    (AGENT + '[[source]]\ntype = "fixtures"\npath = 5', ["source[0].path", "a string"]),
+    (AGENT + '[[source]]\ntype = "fixtures"', ["source[0]", "path, scenario and member"]),
+    (
+        AGENT + '[[source]]\ntype = "fixtures"\n[[source.member]]\nnamespace = "a"',
+        ["source[0].member[0].size", "missing"],
+    ),
+]
+
+
+@pytest.mark.parametrize("text, words", MISSPELT, ids=[str(words[0]) for _, words in MISSPELT])
+def test_one_wrong_key_is_told_and_refused(text: str, words: list[str], file: Path, call: Call) -> None:
+    file.write_text(text)
+    ended = call("check", file)
+    assert (ended.code, ended.output) == (2, "")
+    assert len([line for line in ended.lines if all(word in line for word in words)]) == 1
+    # What else is there is about this file, too: the last one of the list lacks more than one key.
+    assert [line for line in ended.lines if not line.startswith(f"{file}: ")] == []
+    assert call("run", file) == ended
+
+
+def test_every_fault_at_once(file: Path, call: Call) -> None:
+    file.write_text(
+        'cluster_id = "West"\n[federation]\nhubs = ["hub.example"]\nttl = 30\nkeepalive = "20s"\n'
+        '[hub]\nadress = "x"\nsecret = ""\nbind = "127.0.0.1:0"\n[log]\nlevel = "loud"\n[registy]\n'
+        '[admin]\nbind = "0.0.0.0:1"\n'
+    )
+    ended = call("check", file)
+    assert (ended.code, ended.output) == (2, "")
+    places = [line.removeprefix(f"{file}: ").split(": ")[0] for line in ended.lines]
+    assert places == [
+        "cluster_id",
+        "[federation] hubs[0]",
+        "[federation] ttl",
+        "[federation] keepalive",
+        "[hub] adress",
+        "[hub] secret",
+        "[log] level",
+        "[registy]",
+        "[admin] bind",
+    ]
+
+
+def test_every_fault_of_every_plugin_at_once(file: Path, call: Call) -> None:
+    file.write_text(
+        AGENT
+        + '[[source]]\ntype = "fixtures"\npath = "x.toml"\n'
+        + '[[source]]\ntype = "fixtures"\npat = 1\nsed = 2\n'
+        + '[[source]]\ntype = "none-such"\n'
+        + '[[sink]]\ntype = "no-sink"\n'
+    )
+    ended = call("check", file)
+    assert (ended.code, ended.output) == (2, "")
+    places = [line.removeprefix(f"{file}: ").split(": ")[0] for line in ended.lines]
+    assert places == ["source[1].pat", "source[1].sed", "source[2].type", "sink[0].type"]
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"cluster_id = ", ["not valid TOML", "line 1"]),
+        (b"cluster_id = '\xff'", ["line 1", "UTF-8"]),
+        (b"", ["neither an agent nor a hub"]),
+    ],
+)
+def test_what_is_no_configuration(content: bytes, words: list[str], file: Path, call: Call) -> None:
+    file.write_bytes(content)
+    ended = call("check", file)
+    assert (ended.code, ended.output, len(ended.lines)) == (2, "", 1)
+    assert all(word in ended.lines[0] for word in words)
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_file_that_is_not_there(command: str, tmp_path: Path, call: Call) -> None:
+    ended = call(command, tmp_path / "none.toml")
+    assert (ended.code, ended.output) == (2, "")
+    assert ended.lines == [f"{tmp_path / 'none.toml'}: cannot be read: No such file or directory; correct the path"]
+    assert call(command, tmp_path).lines == [f"{tmp_path}: cannot be read: Is a directory; correct the path"]

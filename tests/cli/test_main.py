@@ -1,0 +1,118 @@
+"""The command line as a whole: options, exit codes, and how a failure is told."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.conftest import Call
+from tests.process.running import COMMAND, run_all
+from trio_federation.cli.main import commands
+from trio_federation.errors import ConfigurationError, FederationError, Unavailable
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == (0, f"trio-federation {version('trio-federation')}\n", [])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "-h"], ["demo", "--help"]])
+def test_help(arguments: list[str], call: Call) -> None:
+    ended = call(*arguments)
+    assert (ended.code, ended.lines) == (0, [])
+    assert ended.output.startswith("Usage: trio-federation ")
+    assert max(len(line) for line in ended.output.splitlines()) <= 80
+
+
+def test_help_names_every_command(call: Call) -> None:
+    text = call("--help").output
+    assert [name for name in ("run", "demo", "check") if f"\n  {name} " not in text] == []
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "Usage: trio-federation"),
+        (["checks"], "No such command 'checks'. Did you mean 'check'?"),
+        (["--colour"], "No such option '--colour'"),
+        (["check"], "Missing argument 'CONFIG'"),
+        (["check", "a", "b"], "unexpected extra argument"),
+        (["run", "--now", "a"], "No such option '--now'"),
+        (["demo", "--seconds", "soon"], "'soon' is not a valid float"),
+        (["demo", "--seconds", "0.5"], "0.5 is not in the range x>=1"),
+        (["demo", "--seconds", "nan"], "--seconds: give a number of seconds that ends"),
+        (["demo", "--seconds", "inf"], "--seconds: give a number of seconds that ends"),
+    ],
+)
+def test_bad_usage(arguments: list[str], words: str, call: Call) -> None:
+    ended = call(*arguments)
+    assert (ended.code, ended.output) == (2, "")
+    assert words in "\n".join(ended.lines)
+    assert "Traceback" not in "\n".join(ended.lines)
+
+
+def failing(error: BaseException) -> click.Command:
+    def fail() -> None:
+        raise error
+
+    return click.Command("fail", callback=fail)
+
+
+@pytest.mark.parametrize(
+    "error, code, lines",
+    [
+        (FederationError("the port is taken"), 1, ["the port is taken"]),
+        (Unavailable("gone", peer="hub-a"), 1, ["hub-a: gone"]),
+        (ConfigurationError(["one: bad", "two: bad"]), 2, ["one: bad", "two: bad"]),
+        (ExceptionGroup("", [FederationError("one"), ExceptionGroup("", [FederationError("two")])]), 1, ["one", "two"]),
+        (ExceptionGroup("", [FederationError("one"), ConfigurationError(["two: bad"])]), 2, ["one", "two: bad"]),
+        (KeyboardInterrupt(), 1, []),
+        (click.ClickException("no"), 2, ["Error: no"]),
+    ],
+)
+def test_failures_that_are_known(
+    error: BaseException, code: int, lines: list[str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(commands.commands, "fail", failing(error))
+    ended = call("fail")
+    assert (ended.code, ended.output) == (code, "")
+    assert [line for line in ended.lines if line] == lines
+
+
+def test_tracebacks_on_request(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FederationError("cannot listen")
+    error.__cause__ = OSError("address in use")
+    monkeypatch.setitem(commands.commands, "fail", failing(error))
+    ended = call("--verbose", "fail")
+    assert ended.code == 1
+    assert "OSError: address in use" in ended.lines
+    assert "Traceback (most recent call last):" in ended.lines
+    assert ended.lines[-1] == "cannot listen"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), ExceptionGroup("", [FederationError("known"), ValueError("a bug")])]
+)
+def test_a_bug_is_never_taken_for_a_known_failure(
+    error: Exception, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python then ends the process with code 1 and the traceback; tests/process shows that."""
+    monkeypatch.setitem(commands.commands, "fail", failing(error))
+    with pytest.raises(type(error)) as raised:
+        call("fail")
+    assert raised.value is error
+
+
+async def test_as_a_process(tmp_path: Path) -> None:
+    """The installed command, as a shell sees it."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[hub]\nadress = 1\n")
+    ended = await run_all(version=[COMMAND, "--version"], verbose=[COMMAND, "--verbose", "check", bad])
+    assert {name: each.process.returncode for name, each in ended.items()} == {"version": 0, "verbose": 2}
+    assert ended["version"].output == f"trio-federation {version('trio-federation')}\n"
+    assert ended["version"].lines == []
+    assert ended["verbose"].output == ""
+    assert ended["verbose"].lines[0].startswith("Traceback")
+    assert ended["verbose"].lines[-1].startswith(f"{bad}: [hub] ")

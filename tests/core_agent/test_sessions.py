@@ -1,0 +1,191 @@
+"""Who may report for a cluster id, against a model that only remembers the newest session, and rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from trio_federation.errors import AlreadyExists
+from trio_federation.sessions import Opened, Session, Sessions
+
+#: seconds; on a grid, so that both sides of every limit are really met
+TICK = 0.5
+SILENCE = 15.0
+GRACE = 10.0
+FORGET = 60.0
+
+
+class Peer:
+    """What the model knows of one session: when its peer was heard, and how it ended."""
+
+    def __init__(self, cluster_id: str, instance: str | None, now: float) -> None:
+        self.cluster_id = cluster_id
+        self.instance = instance
+        self.heard_at = now
+        self.ended_at: float | None = None
+        self.said_goodbye = False
+        self.session: Session
+
+    def heard(self) -> float:
+        """When its connection carried anything last."""
+        return self.heard_at
+
+
+class SessionsMachine(RuleBasedStateMachine):
+    """Instances come, are heard, and go, well or badly, in any order and also late."""
+
+    peers = Bundle[Peer]("peers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.sessions = Sessions(silence_limit=SILENCE, grace=GRACE, forget_after=FORGET)
+        self.newest: dict[str, Peer] = {}
+
+    @rule(
+        target=peers,
+        cluster_id=st.sampled_from(("east", "west")),
+        instance=st.sampled_from(("aa", "bb", "cc", None)),
+    )
+    def open(self, cluster_id: str, instance: str | None) -> Peer | MultipleResults[Peer]:
+        """semantics.md, "Hub": "One cluster id, one live reporter"."""
+        before = self.newest.get(cluster_id)
+        peer = Peer(cluster_id, instance, self.now)
+        if before is not None and not self._may_replace(before, instance):
+            with pytest.raises(AlreadyExists, match=cluster_id):
+                self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now)
+            return multiple()
+        opened = self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now)
+        assert opened.replaced is (before.session if before is not None and before.ended_at is None else None)
+        peer.session = opened.session
+        self.newest[cluster_id] = peer
+        return peer
+
+    def _may_replace(self, peer: Peer, instance: str | None) -> bool:
+        if instance is not None and instance == peer.instance:
+            return True  # "The same instance reconnecting replaces its own older session at once"
+        if self.now - peer.heard_at > SILENCE:
+            return True  # "it takes over once the first has been silent for the silence limit"
+        # A peer that ended well needs no time to come back, one without a name cannot be told from any other.
+        return peer.ended_at is not None and (peer.said_goodbye or peer.instance is None)
+
+    @rule(peer=peers)
+    def hear(self, peer: Peer) -> None:
+        """Bytes come in on a connection that still lives."""
+        if peer.ended_at is None:
+            peer.heard_at = self.now
+
+    @rule(peer=consumes(peers), said_goodbye=st.booleans())
+    def close(self, peer: Peer, said_goodbye: bool) -> None:
+        """A session ends, perhaps long after it was replaced."""
+        peer.ended_at = self.now
+        peer.said_goodbye = said_goodbye
+        self.sessions.close(peer.session, self.now, said_goodbye=said_goodbye)
+
+    @rule(ticks=st.integers(1, 40))
+    def wait(self, ticks: int) -> None:
+        """Time passes."""
+        self.now += ticks * TICK
+
+    @rule()
+    def forget(self) -> None:
+        """What no rule needs any more is dropped: that changes no answer but frees a cluster without a reporter."""
+        self.sessions.forget(self.now)
+        self.newest = {
+            cluster_id: peer
+            for cluster_id, peer in self.newest.items()
+            if peer.ended_at is None or self.now - peer.ended_at <= FORGET
+        }
+
+    @invariant()
+    def only_the_newest_counts(self) -> None:
+        """Hub: "late data and the late end of a replaced session change nothing"."""
+        for cluster_id in ("east", "west"):
+            peer = self.newest.get(cluster_id)
+            gone_for = 0.0 if peer is None or peer.ended_at is None else self.now - peer.ended_at
+            assert self.sessions.hides(cluster_id, self.now) is (gone_for > GRACE)
+            if peer is not None:
+                assert self.sessions.is_current(peer.session) is (peer.ended_at is None)
+        assert self.sessions.live() == sum(1 for peer in self.newest.values() if peer.ended_at is None)
+
+
+TestSessions = SessionsMachine.TestCase
+
+
+def at(now: float) -> Callable[[], float]:
+    """A peer that was heard at that moment and never again."""
+    return lambda: now
+
+
+def opened(sessions: Sessions, instance: str | None, now: float) -> Opened:
+    """A session for "east", heard when it was opened."""
+    return sessions.open("east", instance, "10.0.0.1:1", at(now), now)
+
+
+def test_a_second_instance_is_refused_until_the_first_has_been_silent_for_the_limit() -> None:
+    """semantics.md, "Hub": "another instance that tries is refused with ALREADY_EXISTS and a message naming the id; it
+    takes over once the first has been silent for the silence limit"."""
+    sessions = Sessions(silence_limit=SILENCE)
+    first = opened(sessions, "aa", 0.0).session
+    with pytest.raises(AlreadyExists, match=r"'east'.*10\.0\.0\.1:1.*5 s from now"):
+        opened(sessions, "bb", 10.0)
+    with pytest.raises(AlreadyExists, match="'east'"):
+        opened(sessions, "bb", SILENCE)
+    taken_over = opened(sessions, "bb", SILENCE + TICK)
+    assert taken_over.replaced is first
+    assert not sessions.is_current(first)
+    assert sessions.is_current(taken_over.session)
+
+
+def test_the_late_end_of_a_replaced_session_changes_nothing() -> None:
+    """semantics.md, "Hub": "The same instance reconnecting replaces its own older session at once; late data and the
+    late end of a replaced session change nothing"."""
+    sessions = Sessions()
+    first = opened(sessions, "aa", 0.0).session
+    second = opened(sessions, "aa", 0.0)
+    assert second.replaced is first
+    sessions.close(first, 1.0, said_goodbye=True)
+    assert sessions.is_current(second.session)
+    assert sessions.live() == 1
+    assert not sessions.hides("east", 1000.0)
+    with pytest.raises(AlreadyExists):
+        opened(sessions, "bb", 2.0)
+
+
+def test_a_peer_without_an_instance_is_an_instance_of_its_own() -> None:
+    """semantics.md, "Hub": "A peer that sends no instance id is treated as an instance of its own"."""
+    sessions = Sessions()
+    first = opened(sessions, None, 0.0).session
+    with pytest.raises(AlreadyExists):
+        opened(sessions, None, 1.0)
+    with pytest.raises(AlreadyExists):
+        opened(sessions, "aa", 1.0)
+    sessions.close(first, 2.0, said_goodbye=False)
+    assert opened(sessions, None, 2.0).replaced is None
+
+
+def test_records_are_shown_for_the_grace_after_their_reporter_vanished() -> None:
+    """semantics.md, "Hub": "new watchers still get its records for the grace (10 s), afterwards not; […] a return
+    within the grace changes nothing"."""
+    sessions = Sessions(grace=GRACE)
+    assert not sessions.hides("east", 0.0)
+    sessions.close(opened(sessions, "aa", 0.0).session, 5.0, said_goodbye=False)
+    assert not sessions.hides("east", 5.0 + GRACE)
+    assert sessions.hides("east", 5.0 + GRACE + TICK)
+    opened(sessions, "aa", 6.0)
+    assert not sessions.hides("east", 5.0 + GRACE + TICK)
+
+
+def test_clusters_without_a_session_are_forgotten_and_others_are_not() -> None:
+    """A hub's memory is bounded by who reports: what no rule needs any more goes, a live session and a grace stay."""
+    sessions = Sessions(silence_limit=SILENCE, grace=GRACE, forget_after=FORGET)
+    live = sessions.open("west", "cc", "peer", at(0.0), 0.0).session
+    sessions.close(opened(sessions, "aa", 0.0).session, 0.0, said_goodbye=False)
+    sessions.forget(FORGET)
+    assert sessions.hides("east", FORGET)
+    sessions.forget(FORGET + TICK)
+    assert not sessions.hides("east", FORGET + TICK)
+    assert sessions.is_current(live)

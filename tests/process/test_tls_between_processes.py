@@ -1,0 +1,97 @@
+"""TLS between a hub and agents: what each needs to be let in, and what it is told if it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trustme
+
+from tests.process.running import COMMAND, Program, agent_file, hub_file, run_all, start, wait_idle
+
+SECRET = "over-tls-only-91d2"
+
+
+class Certificates:
+    """An authority, and files of what it has issued."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = trustme.CA()
+        self.authority.cert_pem.write_to_path(folder / "ca.pem")
+
+    def issue(self, name: str, identity: str) -> None:
+        """Write `<name>.crt` and `<name>.key`."""
+        issued = self.authority.issue_cert(identity)
+        issued.private_key_pem.write_to_path(self.folder / f"{name}.key")
+        for blob in issued.cert_chain_pems:
+            blob.write_to_path(self.folder / f"{name}.crt", append=True)
+
+
+@pytest.mark.slow
+async def test_who_is_let_in_by_a_hub_that_asks_for_certificates(nursery: trio.Nursery, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.issue("hub", "127.0.0.1")
+    certificates.issue("client", "client.example")
+    (tmp_path / "elsewhere").mkdir()
+    Certificates(tmp_path / "elsewhere")
+
+    pair = 'cert_file = "client.crt"\nkey_file = "client.key"\n'
+    agents = {
+        "west": (SECRET, '[federation.tls]\nca_file = "ca.pem"\n' + pair),
+        "bare": (None, '[federation.tls]\nca_file = "ca.pem"\n' + pair),
+        "none": (SECRET, '[federation.tls]\nca_file = "ca.pem"\n'),
+        "lost": (SECRET, '[federation.tls]\nca_file = "elsewhere/ca.pem"\n' + pair),
+    }
+    tls = '[hub.tls]\ncert_file = "hub.crt"\nkey_file = "hub.key"\nclient_ca_file = "ca.pem"\n'
+    hub = await start(nursery, "run", hub_file(tmp_path / "hub.toml", secret=SECRET, more=tls))
+    await hub.started()
+    running: dict[str, Program] = {}
+    for name, (secret, table) in agents.items():
+        config = agent_file(
+            tmp_path / f"{name}.toml", name, {name: 3}, hub_port=hub.hub_port, secret=secret, more=table
+        )
+        running[name] = await start(nursery, "run", config)
+    west = running["west"]
+    await west.event("hub_works", call="report")
+    await wait_idle(hub.metrics_port, lambda idle: {key[0] for key in idle} == {"west"})
+
+    # A certificate alone lets nobody in yet: the hub asks for the secret.
+    for call in ("report", "watch"):
+        assert (await running["bare"].event("hub_failed", call=call))["error"].startswith("no credential: ")
+    await hub.event("call_refused", number=2, status="UNAUTHENTICATED")
+    errors = {
+        name: (await running[name].event("hub_failed", call="connection", level="warning"))["error"]
+        for name in ("none", "lost")
+    }
+    assert errors["lost"].startswith("TLS failed: certificate not accepted: ")
+    # The other one only sees its connection end; the hub's log says why.
+    assert errors["none"]
+    await hub.until(
+        lambda: any("did not return a certificate" in event["error"] for event in hub.events("handshake_failed"))
+    )
+
+    # Each runs on for its own cluster.
+    for name, each in running.items():
+        clusters = {key[0] for key in await wait_idle(each.metrics_port, lambda idle: len(idle) > 0)}
+        assert clusters == {name}
+        assert await each.stop() == 0
+    assert await hub.stop() == 0
+    for each in (*running.values(), hub):
+        each.assert_only_logged()
+        assert SECRET not in "\n".join(each.lines)
+
+
+async def test_files_that_are_no_certificates_are_refused_at_once(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.issue("hub", "127.0.0.1")
+    (tmp_path / "hub.key").write_text("not a key")
+    tls = '[hub.tls]\ncert_file = "hub.crt"\nkey_file = "hub.key"\n'
+    config = hub_file(tmp_path / "hub.toml", secret=SECRET, more=tls)
+    for ended in (await run_all(run=[COMMAND, "run", config], check=[COMMAND, "check", config])).values():
+        assert ended.process.returncode == 2
+        assert ended.output == ""
+        (fault,) = ended.lines
+        assert fault.startswith(f"{config}: [hub.tls]: ")
+        assert "hub.key" in fault
