@@ -672,8 +672,15 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigurationError([f"{path}: cannot be read: {error}"]) from error
 
 
-def load(path: str | Path, environ: Mapping[str, str]) -> Config:
+def load(
+    path: str | Path,
+    environ: Mapping[str, str],
+    plugin_faults: Mapping[str, Callable[[PluginTable], list[str]]] | None = None,
+) -> Config:
     """Read, check and resolve a configuration file; relative paths in it start from its own folder.
+
+    `plugin_faults`: who knows what is wrong with a "source" and with a "sink" table, so that their faults are told
+    together with all others; without, only the types' names are looked at.
 
     LOCAL_CLUSTER_ID and TRIO_FEDERATION_SECRET are looked up in `environ` and win over the file; empty ones count as
     unset, and for a file with nothing but a hub they are not looked up at all. Raises ConfigurationError with every
@@ -691,6 +698,11 @@ def load(path: str | Path, environ: Mapping[str, str]) -> Config:
         # So that its rules run, and the environment's secret finds its place, also where the file leaves the table out.
         document.setdefault("federation", {})
     tables: Tables = reader.table(Tables, document, "")
+    for kind, faults_of in (plugin_faults or {}).items():
+        found: Any = getattr(tables, kind)
+        for table in found if _good(found) else ():
+            if _good(table):
+                reader.faults += [f"{path}: {line}" for line in faults_of(table)]
     if reader.faults:
         raise ConfigurationError(reader.faults)
     return Config(**msgspec.structs.asdict(tables), path=path, warnings=tuple(_warnings(str(path), tables)))

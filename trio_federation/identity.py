@@ -42,7 +42,10 @@ def authenticate(metadata: Mapping[str, str], secret: str) -> Caller:
     a credential."""
     credential = metadata.get(CREDENTIAL_KEY, "")
     if credential[: len(_SCHEME)].lower() != _SCHEME:
-        raise Unauthenticated(f"no credential: send {CREDENTIAL_KEY} metadata of the form 'Bearer CREDENTIAL'")
+        raise Unauthenticated(
+            f"no credential: set the agent's [federation] secret to the hub's [hub] secret; on the wire it is "
+            f"{CREDENTIAL_KEY} metadata of the form 'Bearer CREDENTIAL'"
+        )
     if not hmac.compare_digest(credential[len(_SCHEME) :].encode(), secret.encode()):
         raise Unauthenticated("wrong credential: compare the agent's [federation] secret with the hub's [hub] secret")
     cluster_id = metadata.get(CLUSTER_KEY, "")

@@ -251,6 +251,11 @@ class PluginManager:
 
     # --- making sources and sinks
 
+    @property
+    def faults(self) -> dict[str, Callable[[PluginTable], list[str]]]:
+        """Who finds what is wrong with a table, by its kind, for `config.load`."""
+        return {"source": self.source_faults, "sink": self.sink_faults}
+
     def source_faults(self, table: PluginTable) -> list[str]:
         """Everything that is wrong with a `[[source]]` table, a line each with its key path. Makes nothing."""
         return self._check(table, SourceType)[1]

@@ -41,7 +41,8 @@ class Running:
 
 
 def faults(config: Config, plugins: PluginManager) -> list[str]:
-    """What is wrong with a loaded configuration as far as the plugins can tell, and its TLS files: a line each."""
+    """What is wrong with a loaded configuration beyond what `config.load` can tell: with the plugins' options, and with
+    the contents of its TLS files. A line each."""
     found = [f"{config.path}: {line}" for table in config.source for line in plugins.source_faults(table)]
     found += [f"{config.path}: {line}" for table in config.sink for line in plugins.sink_faults(table)]
     for make in (_client_tls, _server_tls):

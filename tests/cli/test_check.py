@@ -116,7 +116,7 @@ def test_every_fault_at_once(file: Path, call: Call) -> None:
     file.write_text(
         'cluster_id = "West"\n[federation]\nhubs = ["hub.example"]\nttl = 30\nkeepalive = "20s"\n'
         '[hub]\nadress = "x"\nsecret = ""\nbind = "127.0.0.1:0"\n[log]\nlevel = "loud"\n[registy]\n'
-        '[admin]\nbind = "0.0.0.0:1"\n'
+        '[admin]\nbind = "0.0.0.0:1"\n[[source]]\ntype = "fixtures"\npat = 1\n[[sink]]\ntype = "no-sink"\n'
     )
     ended = call("check", file)
     assert (ended.code, ended.output) == (2, "")
@@ -131,6 +131,8 @@ def test_every_fault_at_once(file: Path, call: Call) -> None:
         "[log] level",
         "[registy]",
         "[admin] bind",
+        "source[0].pat",
+        "sink[0].type",
     ]
 
 

@@ -59,7 +59,9 @@ async def test_who_is_let_in_by_a_hub_that_asks_for_certificates(nursery: trio.N
 
     # A certificate alone lets nobody in yet: the hub asks for the secret.
     for call in ("report", "watch"):
-        assert (await running["bare"].event("hub_failed", call=call))["error"].startswith("no credential: ")
+        assert (await running["bare"].event("hub_failed", call=call))["error"].startswith(
+            "no credential: set the agent's [federation] secret"
+        )
     await hub.event("call_refused", number=2, status="UNAUTHENTICATED")
     errors = {
         name: (await running[name].event("hub_failed", call="connection", level="warning"))["error"]

@@ -20,8 +20,9 @@ def check(config: str) -> None:
     """Validate the file CONFIG and show what it comes to; nothing is started.
 
     Every fault is listed, with the key and what to do about it; exit code 2 if there is one."""
-    loaded = load(config, os.environ)
-    if found := process.faults(loaded, PluginManager.load()):
+    plugins = PluginManager.load()
+    loaded = load(config, os.environ, plugins.faults)
+    if found := process.faults(loaded, plugins):
         raise ConfigurationError(found)
     table = Table("key", "value", title=f"{config} is good", title_justify="left")
     for key, value in describe(loaded):

@@ -21,9 +21,10 @@ def run(config: str) -> None:
     """Run the agent, the hub, or both, that the file CONFIG sets up.
 
     Ends with exit code 0 on SIGTERM or SIGINT, after withdrawing what the agent has reported."""
-    loaded = load(config, os.environ)
+    plugins = PluginManager.load()
+    loaded = load(config, os.environ, plugins.faults)
     logs.configure(loaded.log)
-    trio.run(partial(run_until_signal, loaded, PluginManager.load()), clock=BootClock())
+    trio.run(partial(run_until_signal, loaded, plugins), clock=BootClock())
 
 
 async def run_until_signal(config: Config, plugins: PluginManager) -> None:
