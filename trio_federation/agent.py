@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -22,7 +23,7 @@ import trio
 
 from trio_federation.capacity import Capacity, Change, Fault
 from trio_federation.clock import Clock, trio_clock
-from trio_federation.config import Federation
+from trio_federation.config import Federation, HubSettings
 from trio_federation.hookspecs import CapacitySink, CapacitySource
 from trio_federation.identity import call_metadata
 from trio_federation.link import HubLink
@@ -37,12 +38,16 @@ from trio_federation.watcher import Watcher
 
 log = structlog.get_logger("trio_federation.agent")
 
+#: Seconds for which a hub keeps records by default, and so for which a withdrawal has to be remembered at the least.
+HUB_TTL = HubSettings().ttl
 #: Batches that may wait on their way from the sources, and from the hubs.
 BATCHES = 16
 #: Seconds that hubs get, together, to take the withdrawal when the agent stops.
 GOODBYE_DEADLINE = 2.0
 #: Seconds that one source or sink gets to let go of what it holds.
 CLOSE_DEADLINE = 1.0
+#: Seconds that a sink gets to take one snapshot.
+SINK_DEADLINE = 10.0
 #: Seconds between looks at whether a sink has anything new to be told.
 SINK_INTERVAL = 1.0
 
@@ -72,7 +77,7 @@ class Agent:
     `settings`: the `[federation]` table. `sources`, `sinks`: by the name that logs and metrics use.
     `hubs`: how to dial each hub, by the name that the configuration gives it.
     `credential`: what proves the cluster to a hub; None where a client certificate does.
-    `clock`: seconds; trio's own by default, when `run` starts. `generator`: for ids and jitter."""
+    `clock`: seconds; by default that of the Trio loop in which the agent is made. `generator`: for ids and jitter."""
 
     def __init__(
         self,
@@ -95,11 +100,18 @@ class Agent:
         self._random = generator if generator is not None else random.SystemRandom()
         #: this process, to everybody else
         self.instance = f"{self._random.getrandbits(128):032x}"
+        #: whether `run` was called
+        self.started = False
+        #: set when `run` has said goodbye and given up its streams
+        self.ended = trio.Event()
         self._clock = clock if clock is not None else trio_clock()
+        # One hub TTL, which the agent does not know; what it can know is that its own is no longer.
+        remember = max(HUB_TTL, settings.ttl)
         self.registry = Registry(
             cluster_id if cluster_id is not None else "local",
             ttl=settings.ttl,
             clock=self._clock,
+            tombstone_ttl=remember,
             silence_limit=settings.silence_limit,
         )
         self.router = Router(self.registry, random=self._random)
@@ -108,9 +120,11 @@ class Agent:
             instance=self.instance,
             started_at=self._clock(),
             ttl=settings.ttl,
+            remember=remember,
         )
         self._told: set[tuple[str, str]] = set()
-        self._failing: set[str] = set()
+        #: what of which plugin fails, so that it is told once: ("source[0]:fixtures", "collect")
+        self._failing: set[tuple[str, str]] = set()
         self._pushing: set[str] = set()
         self._to_intake, self._at_intake = trio.open_memory_channel[_Batch](BATCHES)
         self._to_registry, self._at_registry = trio.open_memory_channel[list[Change]](BATCHES)
@@ -120,7 +134,7 @@ class Agent:
         assert self.cluster_id is not None
         links = []
         for name, dial in hubs.items():
-            reporter = Reporter(self._truth, self._clock, resync_interval=self.settings.resync_interval)
+            reporter = Reporter(self._truth, self._clock, self.settings)
             watcher = Watcher(
                 self.cluster_id, self._clock, self._to_registry.clone(), partial(self._refused, f"hub:{name}")
             )
@@ -145,29 +159,43 @@ class Agent:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled. Then the sources stop, every hub is told that all records are withdrawn, for at most
-        GOODBYE_DEADLINE, and the streams are closed."""
+        GOODBYE_DEADLINE, and the streams are closed. Once only."""
+        self.started = True
         async with open_bridge(), trio.open_nursery() as nursery:
             scopes = [trio.CancelScope(shield=True) for _ in self.links]
+            sources_ended = trio.Event()
             try:
                 for link, scope in zip(self.links, scopes, strict=True):
                     nursery.start_soon(_run_shielded, link, scope)
-                async with trio.open_nursery() as local:
-                    local.start_soon(self._take_batches)
-                    local.start_soon(self._feed_registry)
-                    for name, source in self._sources.items():
-                        local.start_soon(self._run_source, name, source)
-                    for name, sink in self._sinks.items():
-                        local.start_soon(self._run_sink, name, sink)
-                    if not self.links:
-                        log.info("single_cluster", cluster=self.cluster_id)
-                    task_status.started()
-                    await trio.sleep_forever()
+                nursery.start_soon(self._run_local, sources_ended)
+                if not self.links:
+                    log.info("single_cluster", cluster=self.cluster_id)
+                task_status.started()
+                await trio.sleep_forever()
             finally:
-                # The links are shielded, so that a cancellation does not take the streams away before the goodbye.
+                nursery.cancel_scope.cancel()
+                # The links are shielded, so that a cancellation does not take the streams away before the goodbye. A
+                # source that does not let itself be cancelled is not waited for: what it says is not taken in any more.
+                with trio.move_on_after(CLOSE_DEADLINE, shield=True):
+                    await sources_ended.wait()
                 with trio.move_on_after(GOODBYE_DEADLINE, shield=True):
                     await self._say_goodbye()
                 for scope in scopes:
                     scope.cancel()
+                self.ended.set()
+
+    async def _run_local(self, ended: trio.Event) -> None:
+        """Everything of the agent but its links."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._take_batches)
+                nursery.start_soon(self._feed_registry)
+                for name, source in self._sources.items():
+                    nursery.start_soon(self._run_source, name, source)
+                for name, sink in self._sinks.items():
+                    nursery.start_soon(self._run_sink, name, sink)
+        finally:
+            ended.set()
 
     async def _say_goodbye(self) -> None:
         for link in self.links:
@@ -203,13 +231,15 @@ class Agent:
                 if changes is None:
                     return
                 self._pushing.add(name)
-                async for batch in changes:
-                    await self._to_intake.send(_Pushed(name, tuple(batch)))
+                async with _closing(changes):
+                    async for batch in changes:
+                        await self._to_intake.send(_Pushed(name, tuple(batch)))
+                        self._works(name, "push")
                 failure = "it stopped pushing changes"
             except BaseException as error:
                 failure = plugins_failure(error)
             self._pushing.discard(name)
-            self._source_failed(name, failure)
+            self._source_failed(name, "push", failure)
             await trio.sleep(self.settings.report_interval)
 
     async def _collect(self, name: str, source: CapacitySource) -> None:
@@ -218,28 +248,34 @@ class Agent:
         records: tuple[Capacity, ...] | None = None
         try:
             if not source.is_live():
+                self._fails(name, "live", "source_not_live", records="not refreshed while it cannot vouch for them")
                 return
             with trio.move_on_after(deadline):
                 records = tuple(await source.collect())
         except BaseException as error:
-            self._source_failed(name, plugins_failure(error))
+            self._source_failed(name, "collect", plugins_failure(error))
             return
         if records is None:
-            self._source_failed(name, f"no answer within {deadline:g} s")
+            self._source_failed(name, "collect", f"no answer within {deadline:g} s")
             return
-        self._source_works(name)
+        self._works(name, "live")
+        self._works(name, "collect")
         await self._to_intake.send(_Collected(name, records, began))
 
-    def _source_failed(self, name: str, failure: str) -> None:
+    def _source_failed(self, name: str, what: str, failure: str) -> None:
         self.metrics.source_failed(name)
-        tell = log.debug if name in self._failing else log.warning
-        self._failing.add(name)
-        tell("source_failed", source=name, error=failure, records="kept until they are older than the TTL")
+        self._fails(name, what, "source_failed", error=failure, records="kept until they are older than the TTL")
 
-    def _source_works(self, name: str) -> None:
-        if name in self._failing:
-            self._failing.discard(name)
-            log.info("source_works", source=name)
+    def _fails(self, name: str, what: str, event: str, **details: str) -> None:
+        """Something of a plugin does not work: a line when that begins."""
+        tell = log.debug if (name, what) in self._failing else log.warning
+        self._failing.add((name, what))
+        tell(event, **{_kind(what): name}, what=what, **details)
+
+    def _works(self, name: str, what: str) -> None:
+        if (name, what) in self._failing:
+            self._failing.discard((name, what))
+            log.info(f"{_kind(what)}_works", **{_kind(what): name}, what=what)
 
     async def _take_batches(self) -> None:
         """Where batches of the sources become local truth, one at a time."""
@@ -278,15 +314,41 @@ class Agent:
         try:
             while True:
                 snapshot = self.registry.snapshot()
-                if snapshot != told:
-                    try:
-                        await sink.update(snapshot)
-                        told = snapshot
-                    except BaseException as error:
-                        log.warning("sink_failed", sink=name, error=plugins_failure(error))
+                if snapshot != told and await self._tell_sink(name, sink, snapshot):
+                    told = snapshot
                 await trio.sleep(SINK_INTERVAL)
         finally:
             await _close(sink)
+
+    async def _tell_sink(self, name: str, sink: CapacitySink, snapshot: Sequence[Capacity]) -> bool:
+        failure = f"not done within {SINK_DEADLINE:g} s"
+        try:
+            with trio.move_on_after(SINK_DEADLINE) as scope:
+                await sink.update(snapshot)
+            if not scope.cancelled_caught:
+                self._works(name, "update")
+                return True
+        except BaseException as error:
+            failure = plugins_failure(error)
+        self.metrics.sink_failed(name)
+        self._fails(name, "update", "sink_failed", error=failure)
+        return False
+
+
+def _kind(what: str) -> str:
+    return "sink" if what == "update" else "source"
+
+
+@asynccontextmanager
+async def _closing(changes: AsyncIterator[Sequence[Change]]) -> AsyncIterator[None]:
+    """Close an iterator that can be closed, which generators can, in the task that uses it and in bounded time."""
+    try:
+        yield
+    finally:
+        close = getattr(changes, "aclose", None)
+        if close is not None:
+            with trio.move_on_after(CLOSE_DEADLINE, shield=True):
+                await close()
 
 
 async def _run_shielded(link: HubLink, scope: trio.CancelScope) -> None:

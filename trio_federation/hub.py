@@ -36,12 +36,10 @@ from trio_federation.rpc import (
 )
 from trio_federation.samples import SampleTable
 from trio_federation.sessions import Session, Sessions
-from trio_federation.wire import broadcast_messages, changes_of
+from trio_federation.wire import AT_ONCE, broadcast_messages, changes_of
 
 log = structlog.get_logger("trio_federation.hub")
 
-#: Changes that get their ages in one go on their way to a watcher.
-_AT_ONCE = 2000
 #: Bytes in flight from one reporter: a cluster with many pools should not have to wait for the network's round trips.
 _REPORT_WINDOW = 256 * 1024
 #: Pairs of cluster and reason for which a dropped record or a refused call is told in the log.
@@ -200,6 +198,7 @@ class Hub:
         def heard() -> float:
             return self._clock() - (trio.current_time() - call.last_received)
 
+        hidden = self._sessions.hides(caller.cluster_id, self._clock())
         try:
             opened = self._sessions.open(caller.cluster_id, caller.instance, call.peer, heard, self._clock())
         except AlreadyExists as error:
@@ -207,6 +206,10 @@ class Hub:
             raise
         if opened.replaced is not None:
             self._report_scopes[opened.replaced].cancel()
+        if hidden:
+            # Whoever came to watch while it was gone was not shown its records.
+            now = self._clock()
+            self._relay([record for record in self._store.fresh(now) if record.cluster_id == caller.cluster_id])
         return opened.session
 
     def _relay(self, news: Sequence[Change]) -> None:
@@ -241,18 +244,27 @@ class Hub:
         try:
             if not watcher.outbox:
                 # A snapshot all the same, so that the watcher knows that it has everything there is.
-                await call.send(FederationBroadcast())
+                await self._send(call, FederationBroadcast())
             while True:
                 if not watcher.outbox:
                     watcher.something = trio.Event()
                     await watcher.something.wait()
-                changes = watcher.outbox.take(_AT_ONCE)
+                changes = watcher.outbox.take(AT_ONCE)
                 for message in broadcast_messages(changes, self._clock()):
-                    await call.send(message)
+                    await self._send(call, message)
         finally:
             del self._watchers[watcher]
             self.metrics.watchers(len(self._watchers))
             log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
+
+    async def _send(self, call: IncomingWatch, message: FederationBroadcast) -> None:
+        """Send a message, or end a watch that takes none for a whole TTL, in which everything of it has run out.
+        Whoever is cut off gets what is there when it comes back."""
+        limit = self.settings.ttl
+        with trio.move_on_after(limit) as scope:
+            await call.send(message)
+        if scope.cancelled_caught:
+            raise Unavailable(f"this watch took no message for {limit:g} s; open it again to get what is there now")
 
     def _everything(self) -> list[Change]:
         """What a new watcher is told first: also withdrawals, which it may have missed while it was not connected."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from enum import StrEnum
 from typing import NoReturn
 
 import structlog
@@ -27,14 +26,6 @@ _CALMER = 2
 _CALMEST = 330.0
 #: Seconds after which a call that the hub has not objected to counts as working: hubs need not say that it does.
 _OBJECTION_TIME = 2.0
-
-
-class LinkState(StrEnum):
-    """Where a link stands."""
-
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    WAITING = "waiting"
 
 
 class _Trouble:
@@ -90,7 +81,6 @@ class HubLink:
         metrics: FederationMetrics,
     ) -> None:
         self.name = name
-        self.state = LinkState.WAITING
         self.reporter = reporter
         self.watcher = watcher
         self._dial = dial
@@ -98,28 +88,42 @@ class HubLink:
         self._keepalive = keepalive
         self._silence_limit = silence_limit
         self._metrics = metrics
-        #: whether a connection that had worked has broken since the last one
+        #: whether a call has worked on this connection, and whether that could be said of an earlier one, which broke
+        self._worked = False
         self._broke = False
+        self._stopping = trio.Event()
+        self._stopped_at = 0.0
         self._connecting = _Trouble(name, "connection", generator)
         self._reporting = _Trouble(name, "report", generator)
         self._watching = _Trouble(name, "watch", generator)
-        #: set when the hub has taken the withdrawal of everything, or the report call ended without it
+        #: set when the hub has taken the withdrawal of everything, or nothing more can be done about it
         self.said_goodbye = trio.Event()
+        for call in (self._reporting, self._watching):  # exported from the start, also of a hub that is never reached
+            metrics.hub_connected(name, call.what, False)
 
     async def run(self) -> NoReturn:
         """Keep the hub connected until cancelled."""
         while True:
-            self.state = LinkState.CONNECTING
+            self._worked = False
             began = trio.current_time()
             try:
                 await self._connect_once()
             except (RpcError, BaseExceptionGroup) as error:
                 failure = _most_telling(failures_of(error, RpcError))
-            self._broke = self._broke or self.state is LinkState.CONNECTED
-            self.state = LinkState.WAITING
+            self._broke = self._broke or self._worked
             if isinstance(failure, TooManyPings):
                 self._calm_down()
-            await trio.sleep(self._connecting.delay(failure, trio.current_time() - began))
+            await self._wait(self._connecting, failure, began)
+
+    async def _wait(self, trouble: _Trouble, failure: RpcError, began: float) -> None:
+        """Wait until it is time for another try of something that began at `began`. When the agent stops, there is one
+        more at once, to say goodbye, and none after that."""
+        if self._stopping.is_set() and (began >= self._stopped_at or trouble is self._watching):
+            if trouble is not self._watching:
+                self.said_goodbye.set()
+            await trio.sleep_forever()
+        with trio.move_on_after(trouble.delay(failure, trio.current_time() - began)):
+            await self._stopping.wait()
 
     async def _connect_once(self) -> NoReturn:
         """One connection, from dialling to its end, which is always an RpcError, alone or in a group."""
@@ -133,8 +137,7 @@ class HubLink:
                 async with trio.open_nursery() as calls:
                     calls.start_soon(self._keep, self._reporting, connection, self._report)
                     calls.start_soon(self._keep, self._watching, connection, self._watch)
-                    await connection.wait_closed()
-                    raise Unavailable(connection.transport.ended, peer=self.name)
+                    raise await connection.wait_closed()
             finally:
                 await connection.aclose()
         raise AssertionError("a connection ended without an error")
@@ -154,17 +157,14 @@ class HubLink:
                 self._metrics.hub_connected(self.name, trouble.what, False)
             if connection.transport.is_closing():
                 raise failure
-            await trio.sleep(trouble.delay(failure, trio.current_time() - began))
+            await self._wait(trouble, failure, began)
 
     async def _report(self, connection: HubConnection) -> None:
-        try:
-            async with connection.report() as call, trio.open_nursery() as nursery:
-                # A hub answers before the end only to refuse, and that has to be noticed while nothing is being sent.
-                nursery.start_soon(self._wait_answered, call)
-                await self.reporter.report(call)
-        finally:
-            if self.reporter.stopping:
-                self.said_goodbye.set()
+        async with connection.report() as call, trio.open_nursery() as nursery:
+            # A hub answers before the end only to refuse, and that has to be noticed while nothing is being sent.
+            nursery.start_soon(self._wait_answered, call)
+            await self.reporter.report(call)
+        self.said_goodbye.set()
 
     async def _wait_answered(self, call: ReportCall) -> None:
         await self._wait_accepted(self._reporting, call)
@@ -182,7 +182,7 @@ class HubLink:
         objection."""
         with trio.move_on_after(_OBJECTION_TIME):
             await call.wait_accepted()
-        self.state = LinkState.CONNECTED
+        self._worked = True
         if self._broke:
             self._broke = False
             self._metrics.hub_reconnected(self.name)
@@ -191,9 +191,12 @@ class HubLink:
         self._connecting.over()
 
     def stop(self) -> None:
-        """The agent stops: `said_goodbye` is set when this hub knows, at once where nobody listens."""
+        """The agent stops: the hub is told that everything is withdrawn, on an open call, or in one more try where
+        there is none. `said_goodbye` tells the end of that; it is set at once where the hub was never told anything."""
+        self._stopped_at = trio.current_time()
+        self._stopping.set()
         self.reporter.stop()
-        if not self.reporter.reporting:
+        if not (self.reporter.reporting or self.reporter.has_reported):
             self.said_goodbye.set()
 
     def _calm_down(self) -> None:

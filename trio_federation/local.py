@@ -53,6 +53,7 @@ class LocalTruth:
         it has pushed since then is newer, and stands."""
         update = Update()
         origin = self._next()
+        self._forget_gone(now)
         held = self._records.setdefault(source, {})
         pushed = {identity: at for identity, at in self._pushed.get(source, {}).items() if at > observed_at}
         self._pushed[source] = pushed
@@ -72,6 +73,7 @@ class LocalTruth:
         """A source has told what has changed, and nothing of the rest."""
         update = Update()
         origin = self._next()
+        self._forget_gone(now)
         # A batch has one place in the history, so of several words on one identity only the last can be said.
         last: dict[Identity, Change] = {}
         for change in changes:
@@ -95,7 +97,7 @@ class LocalTruth:
 
     def everything(self, now: float) -> list[Change]:
         """All that a hub has to know: every record that still counts, and every withdrawal that it may have missed."""
-        self._gone = {identity: kept for identity, kept in self._gone.items() if kept[1] >= now}
+        self._forget_gone(now)
         changes: list[Change] = [withdrawal for withdrawal, _ in self._gone.values()]
         changes += [
             record for records in self._records.values() for record in records.values() if self._counts(record, now)
@@ -158,11 +160,16 @@ class LocalTruth:
     def _counts(self, record: Capacity, now: float) -> bool:
         return record.observed_at is not None and now - record.observed_at <= self.ttl
 
+    def _forget_gone(self, now: float) -> None:
+        """Forget withdrawals that every hub has had time to hear of. They stand in the order of their coming."""
+        while self._gone and (first := next(iter(self._gone))) and self._gone[first][1] < now:
+            del self._gone[first]
+
     def _drop(self, source: str, identity: Identity, origin: Origin, now: float, update: Update) -> None:
         del self._records[source][identity]
         del self._owners[identity]
         withdrawal = Withdrawal(identity, origin)
-        self._gone[identity] = (withdrawal, now + self.remember)
+        self._gone[identity] = (withdrawal, now + self.remember)  # at the end, since a record takes its entry away
         update.samples.append(withdrawal)
         update.news.append(withdrawal)
 

@@ -189,6 +189,12 @@ class FederationMetrics:
             ("source",),
             registry=self.registry,
         )
+        self._sink_failures = Counter(
+            "trio_federation_sink_failures_total",
+            "Times that a sink failed to take what it was told.",
+            ("sink",),
+            registry=self.registry,
+        )
         self._hub_connected = Gauge(
             "trio_federation_hub_connected",
             "1 while this agent's stream to a hub is up, else 0.",
@@ -197,7 +203,7 @@ class FederationMetrics:
         )
         self._hub_reconnects = Counter(
             "trio_federation_hub_reconnects_total",
-            "Times that a stream to a hub was opened again after it broke.",
+            "Times that the connection to a hub was opened again after one that had worked broke.",
             ("hub",),
             registry=self.registry,
         )
@@ -230,13 +236,17 @@ class FederationMetrics:
         """Count one failure of the source of that name to collect or to push."""
         self._source_failures.labels(name).inc()
 
+    def sink_failed(self, name: str) -> None:
+        """Count one failure of the sink of that name to take a snapshot."""
+        self._sink_failures.labels(name).inc()
+
     def hub_connected(self, hub: str, stream: str, connected: bool) -> None:
         """Say whether a stream ("report" or "watch") to a hub (host:port) is up."""
         self._hub_connected.labels(hub, stream).set(int(connected))
         self._hub_reconnects.labels(hub)  # exported from the start, so that its first increase can be seen as one
 
     def hub_reconnected(self, hub: str) -> None:
-        """Count one stream to a hub (host:port) that was opened again."""
+        """Count one connection to a hub (host:port) that was opened again after one broke."""
         self._hub_reconnects.labels(hub).inc()
 
     def call_refused(self, status: str) -> None:

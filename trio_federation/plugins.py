@@ -414,10 +414,16 @@ def is_plugins_own(error: BaseException) -> bool:
 
 
 def plugins_failure(error: BaseException) -> str:
-    """What a plugin has raised, in one line. Raises `error` itself where it is not a plugin's failure."""
-    if not is_plugins_own(error):
-        raise error
-    return in_one_line(error)
+    """What a plugin has raised, in one line. Raises `error` again where it is not a plugin's failure; of a cancellation
+    with which a failure came along, the cancellation alone."""
+    if is_plugins_own(error):
+        return in_one_line(error)
+    if isinstance(error, BaseExceptionGroup):
+        _, rest = error.split(is_plugins_own)
+        assert rest is not None
+        if rest.split(trio.Cancelled)[1] is None:
+            raise rest
+    raise error
 
 
 def in_one_line(error: BaseException) -> str:

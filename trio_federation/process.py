@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 import trio
@@ -27,6 +27,11 @@ from trio_federation.rpc import Dialer, client_tls, open_listeners, server_tls, 
 log = structlog.get_logger("trio_federation.process")
 
 _P = TypeVar("_P")
+
+#: Seconds that an agent gets to end before the rest of its process does: more than its own deadlines add up to.
+AGENT_DEADLINE = 4.0
+#: Seconds that a hub gets to pass on what the agent of its own process said last.
+PASS_ON = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +87,57 @@ async def run(
         return metrics.exposition(hub.snapshot() if hub is not None else [], now=clock())
 
     async with trio.open_nursery() as nursery:
-        metrics_port = await nursery.start(
-            partial(serve_metrics, config.metrics.bind.host, config.metrics.bind.port, exposition=exposition)
-        )
-        hub_ports: list[int] = []
-        if hub is not None:
-            listeners = await open_listeners(hub.settings.bind.host, hub.settings.bind.port)
-            hub_ports = [listener.socket.getsockname()[1] for listener in listeners]
-            await nursery.start(partial(hub.run, listeners, _server_tls(config)))
-        if agent is not None:
-            await nursery.start(agent.run)
-        running = Running(agent, hub, metrics_port, hub_ports)
-        log.info(
-            "started",
-            cluster=config.cluster_id if agent is not None else None,
-            hubs=[link.name for link in agent.links] if agent is not None else [],
-            hub_bind=str(hub.settings.bind) if hub is not None else None,
-            hub_ports=hub_ports,
-            metrics_port=metrics_port,
-        )
-        task_status.started(running)
+        services: list[trio.CancelScope] = []
+        try:
+            metrics_bind = config.metrics.bind
+            metrics_port = await _start(
+                nursery, services, partial(serve_metrics, metrics_bind.host, metrics_bind.port, exposition=exposition)
+            )
+            hub_ports: list[int] = []
+            if hub is not None:
+                listeners = await open_listeners(hub.settings.bind.host, hub.settings.bind.port)
+                hub_ports = [listener.socket.getsockname()[1] for listener in listeners]
+                await _start(nursery, services, partial(hub.run, listeners, _server_tls(config)))
+            if agent is not None:
+                await nursery.start(agent.run)
+            log.info(
+                "started",
+                cluster=config.cluster_id if agent is not None else None,
+                hubs=[link.name for link in agent.links] if agent is not None else [],
+                hub_bind=str(hub.settings.bind) if hub is not None else None,
+                hub_ports=hub_ports,
+                metrics_port=metrics_port,
+            )
+            task_status.started(Running(agent, hub, metrics_port, hub_ports))
+            await trio.sleep_forever()
+        finally:
+            nursery.cancel_scope.cancel()
+            # The agent first, which says goodbye, also to the hub of this very process; that passes it on, and ends.
+            if agent is not None and agent.started:
+                with trio.move_on_after(AGENT_DEADLINE, shield=True):
+                    await agent.ended.wait()
+                    if hub is not None:
+                        await trio.sleep(PASS_ON)
+            for scope in services:
+                scope.cancel()
+
+
+async def _start(
+    nursery: trio.Nursery, services: list[trio.CancelScope], service: Callable[..., Awaitable[None]]
+) -> Any:
+    """Start something that goes on when the nursery is cancelled, until its own scope, added to `services`, is. Returns
+    what it tells when it has started."""
+    scope = trio.CancelScope()
+    services.append(scope)
+
+    async def run(*, task_status: trio.TaskStatus[Any]) -> None:
+        with scope:
+            await service(task_status=task_status)
+
+    told = await nursery.start(run)
+    # Only now: a start that is shielded could not be called off.
+    scope.shield = True
+    return told
 
 
 def _make_agent(config: Config, plugins: PluginManager, generator: random.Random, metrics: FederationMetrics) -> Agent:

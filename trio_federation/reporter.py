@@ -1,7 +1,6 @@
 """Keeps one hub told what this cluster has: everything at once when a report call opens, then changes as they happen,
 and everything again every resync interval; at the end, that all of it is withdrawn. What is true is `local.py`'s
-business, when to connect
-`link.py`'s."""
+business, when to connect `link.py`'s."""
 
 from __future__ import annotations
 
@@ -11,31 +10,33 @@ import trio
 
 from trio_federation.capacity import Change
 from trio_federation.clock import Clock
+from trio_federation.config import Federation
+from trio_federation.errors import Unavailable
 from trio_federation.local import LocalTruth
 from trio_federation.outbox import Outbox
 from trio_federation.rpc import ReportCall
-from trio_federation.wire import report_messages
+from trio_federation.wire import AT_ONCE, report_messages
 
 #: Seconds for which changes are gathered before they are sent.
 DEBOUNCE = 0.2
-#: Changes that get their ages in one go: few enough that a slow hub does not see ages from long before they were sent.
-_AT_ONCE = 2000
 
 
 class Reporter:
     """One hub's share of the reporting. It outlives calls, and holds what is still to be said to this hub: no more than
     the newest change of each identity, however long the hub takes."""
 
-    def __init__(self, truth: LocalTruth, clock: Clock, *, resync_interval: float) -> None:
+    def __init__(self, truth: LocalTruth, clock: Clock, settings: Federation) -> None:
         self._truth = truth
         self._clock = clock
-        self._resync_interval = resync_interval
+        self._settings = settings
         self._outbox = Outbox()
         self._something = trio.Event()
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
         #: whether a report call is open
         self.reporting = False
+        #: whether this hub was ever told anything
+        self.has_reported = False
 
     def offer(self, changes: Iterable[Change]) -> None:
         """Changes that this hub is to be told soon. Without an open call they are dropped: the next one starts with
@@ -57,14 +58,19 @@ class Reporter:
         self.reporting = True
         try:
             resync_at = trio.current_time()
+            # The first resync comes early. Where this process takes over from one that started together with it, the
+            # hub is right not to believe what was observed before that one's withdrawal; what the sources say after
+            # the takeover has to follow soon.
+            interval = self._settings.report_interval + DEBOUNCE
             while not self.stopping:
                 if trio.current_time() >= resync_at:
                     self._outbox.clear()
                     await self._send(call, self._truth.everything(self._clock()))
-                    resync_at = trio.current_time() + self._resync_interval
+                    resync_at = trio.current_time() + min(interval, self._settings.resync_interval)
+                    interval = self._settings.resync_interval
                 elif self._outbox:
                     await trio.sleep(DEBOUNCE)
-                    await self._send(call, self._outbox.take(_AT_ONCE))
+                    await self._send(call, self._outbox.take(AT_ONCE))
                 else:
                     self._something = trio.Event()
                     with trio.move_on_at(resync_at):
@@ -75,6 +81,11 @@ class Reporter:
             self.reporting = False
 
     async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
-        for start in range(0, len(changes), _AT_ONCE):
-            for message in report_messages(changes[start : start + _AT_ONCE], self._clock()):
-                await call.send(message)
+        for start in range(0, len(changes), AT_ONCE):
+            for message in report_messages(changes[start : start + AT_ONCE], self._clock()):
+                # What has waited for long would arrive with an age from before the wait.
+                with trio.move_on_after(self._settings.silence_limit) as scope:
+                    await call.send(message)
+                if scope.cancelled_caught:
+                    raise Unavailable(f"took no message for {self._settings.silence_limit:g} s", peer=call.peer)
+                self.has_reported = True

@@ -1,7 +1,6 @@
 """Where a create should go, and why. Pure: it reads the Registry's records and its clock, and decides; pinning the
 create is the caller's business. What was placed already and cannot show in reports yet comes from a `Reservations`;
-today's,
-`NoReservations`, knows of none."""
+today's, `NoReservations`, knows of none."""
 
 from __future__ import annotations
 

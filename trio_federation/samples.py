@@ -225,13 +225,12 @@ class SampleTable:
 
     def _may_follow(self, current: _Instance, observed_at: float | None, now: float) -> bool:
         """Whether an instance that started together with the current one, so that nobody can say which is the older,
-        takes its place: when the current one has withdrawn everything, or was silent and the other is heard of later.
-        A withdrawal has no moment, and so settles nothing."""
-        if observed_at is None:
+        takes its place: when the current one has withdrawn everything, or was silent, and the other is not one that was
+        heard of earlier. A withdrawal has no moment, and so settles nothing."""
+        if observed_at is None or observed_at < current.last_evidence:
             return False
-        if (current.cluster_id, current.instance) not in self._held:
-            return True
-        return now - current.last_evidence > self.silence_limit and observed_at > current.last_evidence
+        silent = now - current.last_evidence > self.silence_limit
+        return silent or (current.cluster_id, current.instance) not in self._held
 
     # Giving out.
 
@@ -253,11 +252,11 @@ class SampleTable:
     def expire(self, now: float, limit: int | None = None) -> None:
         """Free what has run out; with `limit`, look at no more than that many entries, so that a caller's own cost
         stays bounded."""
-        heap = self._heap
         looked_at = 0
-        while heap and heap[0][0] < now and (limit is None or looked_at < limit):
+        # Not in a local variable: a push may rebuild the heap.
+        while self._heap and self._heap[0][0] < now and (limit is None or looked_at < limit):
             looked_at += 1
-            due, _, item = heapq.heappop(heap)
+            due, _, item = heapq.heappop(self._heap)
             if item.due != due:
                 continue
             if self._over(item, now):

@@ -31,6 +31,9 @@ from trio_federation.pb.sandbox.sync.v1 import (
 
 #: Bytes that a message of ours takes up at most, without gRPC's prefix.
 MAX_SEND = 3 * 2**20
+#: Changes that get their ages in one go and make one message: few enough that a slow peer that is alive takes a message
+#: within the silence limit, and that ages are never from long before they were sent.
+AT_ONCE = 1000
 #: Bytes that a message of a peer may take up.
 MAX_RECEIVE = 16 * 2**20
 #: Records that a message of a peer may hold: twice what fits into one of ours. Without it a message of 16 MiB could

@@ -39,9 +39,9 @@ PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 records = st.builds(
     lambda cluster_id, env, pool, group, **values: Capacity(cluster_id, env[0], env[1], pool, group, **values),
     # More often of one foreign cluster and one env, so that identities meet.
-    st.sampled_from(("east", *CLUSTERS)),
-    st.sampled_from((ENVS[0], *ENVS)),
-    st.sampled_from(("", "p1", "p2")),
+    st.sampled_from(("east", "east", *CLUSTERS)),
+    st.sampled_from((ENVS[0], ENVS[0], *ENVS)),
+    st.sampled_from(("p1", "p1", "p2", "")),
     st.sampled_from(GROUPS),
     idle=st.integers(0, 3),
     running=st.integers(0, 2),
@@ -49,6 +49,8 @@ records = st.builds(
     capacity=st.integers(-1, 2),
     saturated_for=st.sampled_from((0.0, 5.0)),
 )
+#: seconds that pass before something happens, mostly none
+pauses = st.sampled_from((0.0, 0.0, 0.0, 1.0, 5.0, 12.0, 16.0))
 identities = st.builds(lambda record: record.identity, records)
 
 
@@ -121,22 +123,26 @@ class RegistryMachine(RuleBasedStateMachine):
     # Agents and what lies between: batches with a place in their instance's history, delivered late, twice, reordered.
 
     @rule(
-        cluster_id=st.sampled_from(("east", *CLUSTERS)),
-        ago=st.sampled_from((0.0, 0.0, 0.0, TICK, 4.875, 5.0, 5.125, 60.0, 200.0)),
+        cluster_id=st.sampled_from(("east", "east", *CLUSTERS)),
+        after=st.sampled_from((None, None, 0.0, TICK, -TICK, 5.0, -5.0, 5.125, -5.125, -60.0)),
     )
-    def restart(self, cluster_id: str, ago: float) -> None:
-        """Another process takes the place of the cluster's agent: it starts now, or turns out to be an earlier one."""
+    def restart(self, cluster_id: str, after: float | None) -> None:
+        """Another process takes the place of the cluster's agent: one that starts now, or started so much after the
+        other, or turns out to be an earlier one."""
         self.started += 1
-        self.agents[cluster_id] = Agent(cluster_id, f"{cluster_id}-{self.started}", self.now - ago)
+        started_at = self.now if after is None else min(self.now, self.agents[cluster_id].started_at + after)
+        self.agents[cluster_id] = Agent(cluster_id, f"{cluster_id}-{self.started}", started_at)
 
     @rule(
         target=messages,
-        said=st.lists(st.tuples(records, st.booleans()), min_size=1, max_size=4),
-        age=st.sampled_from((0.0, 0.0, 0.0, 2.0, 20.0, 30.0, 31.0)),
-        arrives=st.booleans(),
+        pause=pauses,
+        said=st.lists(st.tuples(records, st.sampled_from((True, True, False))), min_size=1, max_size=3),
+        age=st.sampled_from((0.0, 0.0, 0.0, 0.0, 2.0, 20.0, 30.0, 31.0)),
+        arrives=st.sampled_from((True, True, False)),
     )
-    def report(self, said: list[tuple[Capacity, bool]], age: float, arrives: bool) -> Message:
+    def report(self, pause: float, said: list[tuple[Capacity, bool]], age: float, arrives: bool) -> Message:
         """An agent sends a batch, of samples and withdrawals; it arrives at once, or only when it is delivered."""
+        self.now += pause
         agent = self.agents[said[0][0].cluster_id]
         agent.seq += 1
         origin = Origin(agent.instance, agent.seq, agent.started_at)
@@ -150,12 +156,14 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(
         message=messages,
+        pause=pauses,
         lateness=st.sampled_from((0.0, 0.0, TICK, 3.0, -5.0, 20.0, 100.0)),
         start_lateness=st.sampled_from((0.0, 0.0, 0.0, TICK, 5.0, 6.0)),
     )
-    def deliver(self, message: Message, lateness: float, start_lateness: float) -> None:
+    def deliver(self, message: Message, pause: float, lateness: float, start_lateness: float) -> None:
         """A batch arrives by one of two hubs, after all others so far. By how much a slow way has shortened its age,
         and its instance's uptime, differs from hub to hub."""
+        self.now += pause
         changes: list[Change] = []
         for change in message.changes:
             assert change.origin is not None
@@ -174,7 +182,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     # Time.
 
-    @rule(seconds=st.sampled_from((TICK, 1.0, 4.875, 5.0, 5.125, 9.875, 15.0, 15.125, 30.0, 30.125, 60.125, 1000.0)))
+    @rule(seconds=st.sampled_from((TICK, 1.0, 4.875, 5.0, 5.125, 9.875, 15.0, 15.125, 30.0, 30.125, 60.125)))
     def advance(self, seconds: float) -> None:
         self.now += seconds
 
@@ -194,22 +202,6 @@ class RegistryMachine(RuleBasedStateMachine):
         self.now = math.nextafter(end, math.inf)
         self.they_agree()
         self.now = end + TICK  # back on the grid before anything is stamped
-
-    @rule()
-    def silence(self) -> None:
-        """Nothing comes in for as long as anything is remembered: then everything is free again."""
-        self.now = math.nextafter(self.now + self.ttl, math.inf)
-        statistics = self.registry.statistics()
-        assert (statistics.visible, statistics.records, statistics.instances) == (0, 0, 0)
-        self.now = math.nextafter(self.now + self.tombstone_ttl, math.inf)
-        statistics = self.registry.statistics()
-        assert (statistics.tombstones, statistics.refused) == (0, {})
-        self.table.expire(self.now)
-        assert self.table.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
-        assert self.registry._table.held()["heap"] == 0
-        assert not self.registry._table.envs
-        assert not self.registry._table._held
-        self.now = math.ceil(self.now) + 1.0
 
     # What is always so.
 
@@ -251,6 +243,22 @@ class RegistryMachine(RuleBasedStateMachine):
         for table in (self.table, self.registry._table, self.lazy._table):
             held = table.held()
             assert held["heap"] <= 2 * (held["records"] + held["tombstones"] + held["instances"]) + 64
+
+    def teardown(self) -> None:
+        """In the end nothing comes in for as long as anything is remembered, and everything is free again."""
+        if not hasattr(self, "model"):
+            return
+        self.now = math.nextafter(self.now + self.ttl, math.inf)
+        statistics = self.registry.statistics()
+        assert (statistics.visible, statistics.records, statistics.instances) == (0, 0, 0)
+        self.now = math.nextafter(self.now + self.tombstone_ttl, math.inf)
+        statistics = self.registry.statistics()
+        assert (statistics.tombstones, statistics.refused) == (0, {})
+        self.table.expire(self.now)
+        assert self.table.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
+        assert self.registry._table.held()["heap"] == 0
+        assert not self.registry._table.envs
+        assert not self.registry._table._held
 
 
 def histories(number: int, steps: int) -> settings:

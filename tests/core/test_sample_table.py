@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.core.guarded import Guarded
@@ -245,6 +246,45 @@ def test_an_instance_that_holds_nothing_makes_no_room_for_one_that_was_heard_of_
     assert list(samples.withdrawals(110.0)) == [Withdrawal(IDENTITY, Origin("b", 2, 100.0))]
 
 
+def test_of_instances_that_started_together_a_late_sample_revives_only_what_it_observed_after_the_withdrawal() -> None:
+    samples = table()
+    samples.apply([sample(100.5, Origin("a", 1, 100.0))], 100.5)
+    samples.apply([Withdrawal(IDENTITY, Origin("a", 2, 100.0))], 102.0)
+    # The other one is current already when its first word comes, on a slow way.
+    assert len(samples.apply([sample(103.0, Origin("b", 2, 101.0), "p2")], 103.0)) == 1
+    assert samples.apply([sample(101.5, Origin("b", 1, 101.0))], 104.0) == []
+    again = sample(104.0, Origin("b", 3, 101.0))
+    assert samples.apply([again], 104.0) == [again]
+
+
+def test_an_instance_that_started_before_the_one_that_withdrew_does_not_bring_a_record_back() -> None:
+    samples = table()
+    samples.apply([Withdrawal(IDENTITY, Origin("b", 2, 90.0))], 100.0)
+    now = 131.0  # when the withdrawal is remembered, and the instance is not
+    samples.expire(now)
+    assert samples.held()["instances"] == 0
+    late: list[Change] = [sample(now, Origin("a", 9, 80.0)), sample(now, Origin("a", 9, 80.0), "p2")]
+    assert seen(samples.apply(late, now)) == seen(late[1:])
+
+
+def test_an_instance_whose_only_word_ran_out_on_its_way_keeps_nobody_out() -> None:
+    samples = table()
+    stale = sample(60.0, Origin("b", 1, 90.0))
+    alive = sample(100.0, Origin("a", 1, 0.0))
+    assert samples.apply([stale, alive], 100.0) == [alive], "not even within one batch"
+
+
+def test_an_instance_lives_as_long_as_its_newest_sample() -> None:
+    samples = table()
+    samples.apply([sample(100.0, Origin("b", 1, 90.0))], 100.0)
+    samples.apply([sample(120.0, Origin("b", 2, 90.0)), sample(119.0, Origin("b", 3, 90.0))], 120.0)
+    rival = Origin("a", 1, 0.0)
+    for now in (140.0, 150.0):
+        assert samples.apply([sample(now, rival)], now) == []
+    now = math.nextafter(150.0, math.inf)
+    assert len(samples.apply([sample(now, rival)], now)) == 1
+
+
 def test_an_old_sample_does_not_come_back_after_one_that_started_together_with_it_withdrew_it() -> None:
     samples = table()
     samples.apply([sample(101.0, Origin("b", 1, 100.0))], 101.0)
@@ -347,6 +387,22 @@ def test_an_age_of_exactly_the_time_to_live_counts_and_not_one_step_of_a_float_m
     }
     samples.expire(math.nextafter(end, math.inf))
     assert samples.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
+
+
+@given(st.floats(0.001, 1e7), st.floats(0.001, 1e4), st.integers(-3, 3))
+@example(2.0**-48, 32.0, 1)  # looked at before it runs out: half a step of a float is lost in the sum
+def test_times_that_no_float_adds_up_exactly_free_what_does_not_count_any_more(
+    observed_at: float, ttl: float, steps: int
+) -> None:
+    samples = SampleTable(ttl=ttl)
+    samples.apply([sample(observed_at)], observed_at)
+    now = observed_at + ttl
+    for _ in range(abs(steps)):
+        now = math.nextafter(now, math.copysign(math.inf, steps))
+    samples.expire(now)  # and it ends
+    assert len(list(samples.fresh(now))) == int(now - observed_at <= ttl)
+    samples.expire(now + 1.0)
+    assert samples.held()["heap"] == len(samples) == 0
 
 
 def test_a_record_that_was_refreshed_lives_on_from_its_new_time() -> None:
@@ -485,6 +541,20 @@ def test_expiry_looks_only_at_what_has_run_out(monkeypatch: pytest.MonkeyPatch) 
     assert looked.looks == 10
 
 
+def test_expiry_goes_on_in_the_heap_that_it_makes_smaller() -> None:
+    samples = table()
+    pools = [f"p{number}" for number in range(100)]
+    # Two tombstones' entries for each that outlast the records, of no use any more.
+    for _ in range(2):
+        samples.apply([Withdrawal((*IDENTITY[:3], pool)) for pool in pools[:40]], 100.0)
+        samples.apply([sample(100.0, pool=pool) for pool in pools], 100.0)
+    samples.apply([sample(125.0, pool=pool) for pool in pools[30:40]], 125.0)
+    samples.expire(131.0)
+    assert len(samples) == 10
+    assert min(due for due, _, _ in samples._heap) >= 131.0, "nothing that was due is left for another time"
+    assert samples.held()["heap"] <= heap_bound(samples)
+
+
 @pytest.mark.parametrize("limit", [0, 1, 7])
 def test_expiry_with_a_limit_frees_no_more_than_that(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = table()
@@ -541,6 +611,10 @@ def test_a_subclass_is_told_of_every_record_that_comes_changes_or_goes(
         now += pause
         news = mirror.apply(batch, now)
         assert mirror.mirror == {identity: slot.record for identity, slot in mirror._slots.items()}
+        of_instances = Counter(
+            (r.cluster_id, r.origin.instance) for r in mirror.mirror.values() if r.origin is not None
+        )
+        assert mirror._held == of_instances, "who still has something to say"
         for change in news:
             assert change in batch or (isinstance(change, Capacity) and change.observed_at == now)
     mirror.expire(now + TTL + 1)

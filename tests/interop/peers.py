@@ -319,7 +319,8 @@ class GrpcHub:
             call.broadcasts.put(None)
             self._tell(call.ended.set)
 
-        context.add_callback(end)
+        if not context.add_callback(end):  # it has ended already
+            end()
         self._tell(self._put_watch.send_nowait, call)
         while (broadcast := call.broadcasts.get()) is not None:
             yield broadcast

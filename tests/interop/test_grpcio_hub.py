@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
-from tests.interop.peers import PATIENCE, SECRET, BrokenOff, GrpcHub, LogWatch, Schema, record
+from tests.interop.peers import PATIENCE, SECRET, BrokenOff, GrpcHub, HubReport, LogWatch, Schema, record
 from tests.simulation import ScriptedSource, member
 from trio_federation.agent import Agent
 from trio_federation.capacity import Capacity
@@ -117,6 +118,14 @@ def plain(item: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if name not in ("observed_for_ms", "seq")}
 
 
+async def until(report: HubReport, records: list[dict[str, object]]) -> Any:
+    """The next message with exactly these records; others may come before it, as resyncs do."""
+    while True:
+        message = await report.next()
+        if [plain(item) for item in message.items] == records:
+            return message
+
+
 async def test_an_agent_reports_what_it_has_at_once(schema: Schema) -> None:
     async with GrpcHub(schema) as hub:
         rows = [
@@ -184,11 +193,9 @@ async def test_changes_are_told_as_they_happen(schema: Schema) -> None:
         report = await hub.next_report()
         await report.next()
         west.source.set(member("west", idle=7), member("west", "p2", idle=8))
-        message = await report.next()
-        assert [plain(item) for item in message.items] == [record("west", idle=7), record("west", "p2", idle=8)]
+        await until(report, [record("west", idle=7), record("west", "p2", idle=8)])
         west.source.set(member("west", idle=7))
-        message = await report.next()
-        assert [plain(item) for item in message.items] == [record("west", "p2")]
+        message = await until(report, [record("west", "p2")])
         assert message.items[0].observed_for_ms == WITHDRAWN
 
 
@@ -229,8 +236,7 @@ async def test_a_hub_without_a_watch_gets_reports_all_the_same(
         assert told["retry_in"] == 300
         for number in range(1, 6):
             west.source.set(member("west", idle=number))
-            message = await report.next()
-            assert [item.idle for item in message.items] == [number]
+            await until(report, [record("west", idle=number)])
     assert len(logs.of("hub_is_older")) == 1
     assert logs.of("hub_failed") == []
 
@@ -334,8 +340,7 @@ async def test_a_broadcast_that_is_too_large_or_nonsense_costs_the_watch_alone(
         await west.wait_until(lambda: len(west.foreign()) == 1)
         # The report call is still the first.
         west.source.set(member("west", idle=5))
-        while [item.idle for item in (await report.next()).items] != [5]:
-            pass
+        await until(report, [record("west", idle=5)])
 
 
 @pytest.mark.parametrize("ends", ["the report", "the watch"])
@@ -374,9 +379,9 @@ async def test_a_hub_that_comes_back_is_told_everything_again(schema: Schema, lo
             assert again.port == hub.port
             report = await again.next_report()
             assert [plain(item) for item in (await report.next()).items] == [record("west", idle=3)]
-            await again.next_watch()
             # An empty snapshot removes nothing.
-            assert len(west.foreign()) == 1
+            (await again.next_watch()).send(schema.broadcast(), schema.broadcast(record("east", "p2", idle=1)))
+            await west.wait_until(lambda: len(west.foreign()) == 2)
             assert west.metric("trio_federation_hub_reconnects_total", hub=HUB) >= 1
 
 
@@ -421,7 +426,9 @@ async def test_an_agent_that_is_cut_off_withdraws_nothing(schema: Schema) -> Non
         report = await hub.next_report()
         await report.next()
         await hub.stop()
-        assert await report.rest() == [BrokenOff]
+        # Which end it is depends on whether gRPC ends the call or the server first.
+        [end] = await report.rest()
+        assert end in (None, BrokenOff)
 
 
 async def test_the_whole_over_tls(schema: Schema, tmp_path_factory: pytest.TempPathFactory) -> None:

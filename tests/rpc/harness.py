@@ -374,7 +374,7 @@ class RawPeer:
             (":scheme", "http"),
             (":path", path),
             (":authority", HUB),
-            ("te", "trailers"),
+            ("te", "trailers"),  # codespell:ignore te
             ("content-type", "application/grpc"),
         ]
         self.h2.send_headers(stream_id, [*first, *headers])

@@ -450,6 +450,16 @@ async def test_an_http_status_is_understood(
         assert_names_the_hub(caught.value)
 
 
+async def test_headers_without_an_http_status_are_told(autojump_clock: MockClock) -> None:
+    async with joined_to_raw_server() as (connection, peer), connection.report() as call:
+        stream_id = await peer.wait_called()
+        peer.h2.send_headers(stream_id, [("content-type", "application/grpc")])
+        await peer.flush()
+        with pytest.raises(ProtocolViolation, match=":status") as caught:
+            await call.wait_accepted()
+        assert_names_the_hub(caught.value)
+
+
 async def test_another_content_type_is_told(autojump_clock: MockClock) -> None:
     async with joined_to_raw_server() as (connection, peer), connection.report() as call:
         stream_id = await peer.wait_called()

@@ -103,13 +103,6 @@ async def assert_usable(connection: HubConnection) -> None:
             assert number_of(await call.receive()) == 4711
 
 
-async def hang_unless_asked(call: IncomingWatch) -> None:
-    """A watch handler that hangs, but serves what `assert_usable` asks for."""
-    if not (await call.request()).spare_own_cluster:
-        await trio.sleep_forever()
-    await call.send(broadcast_of(4711, padding=2**20))
-
-
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_cancelled_call_ends_its_handler_and_nothing_else(autojump_clock: MockClock, stage: Step) -> None:
     handler = Watched(hang)

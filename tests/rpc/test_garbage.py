@@ -63,7 +63,7 @@ REQUEST = [
     (":scheme", "http"),
     (":path", REPORT_PATH),
     (":authority", HUB),
-    ("te", "trailers"),
+    ("te", "trailers"),  # codespell:ignore te
     ("content-type", "application/grpc"),
 ]
 RESPONSE = [(":status", "200"), ("content-type", "application/grpc")]
@@ -449,7 +449,7 @@ async def test_frames_of_a_kind_that_nobody_knows_are_skipped(autojump_clock: Mo
         ({":path": "/"}, {":status": "200", "grpc-status": "12"}),
         ({"content-type": "application/json"}, {":status": "415"}),
         ({":method": "GET"}, {":status": "405"}),
-        ({"te": "gzip"}, {":status": "400"}),
+        ({"te": "gzip"}, {":status": "400"}),  # codespell:ignore te
         ({"grpc-timeout": "soon"}, {":status": "200", "grpc-status": "2"}),
         ({"content-type": "application/grpc+proto"}, {":status": "200", "content-type": "application/grpc+proto"}),
     ],

@@ -148,6 +148,18 @@ async def test_a_hole_that_closes_in_time_costs_nothing(autojump_clock: MockCloc
         await call.wait_answered()
 
 
+async def test_bytes_that_outlived_the_limit_are_not_taken(autojump_clock: MockClock) -> None:
+    """After a suspend of the machine what waits in the buffers is as old as the suspend was long."""
+    async with joined() as pair, pair.connection.watch(WatchFederationRequest()) as call:
+        pair.link.hold(to_server=False, to_client=True)
+        await trio.testing.wait_all_tasks_blocked()
+        # The broadcast is on its way when time jumps.
+        pair.link.hold(to_server=False, to_client=False)
+        autojump_clock.jump(3600)
+        error, _ = await failure_of(call.receive)
+        assert str(error) == f"{HUB}: silent for 15 s"
+
+
 async def test_pings_keep_an_idle_connection_alive_for_an_hour(autojump_clock: MockClock) -> None:
     async def send_hourly(call: IncomingWatch) -> None:
         await call.accept()
@@ -359,6 +371,25 @@ async def test_a_goodbye_while_a_ping_is_due_and_nothing_can_be_written(autojump
         await connection.wait_closed()
         assert trio.current_time() == began + CLOSE_DEADLINE
         assert connection.transport.ended == "the peer said goodbye (NO_ERROR)"
+
+
+async def test_a_breach_of_the_protocol_while_a_ping_is_due_and_nothing_can_be_written(
+    autojump_clock: MockClock,
+) -> None:
+    """As above, but it is us who said goodbye, and h2 takes nothing after that."""
+    link = new_link(capacity=1000)
+    settings = ConnectionSettings(keepalive=0.2, silence_limit=15)
+    async with joined_to_raw_server(client=settings, link=link) as (connection, peer), connection.report() as call:
+        await peer.wait_called()
+        link.hold(to_server=True, to_client=False)
+        for _ in range(20):
+            await call.send(report_of(1, padding=500))
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        await peer.stream.send_all(bytes(9))
+        await connection.wait_closed()
+        assert trio.current_time() == began + CLOSE_DEADLINE
+        assert connection.transport.ended.startswith("the peer broke HTTP/2: ")
 
 
 async def test_a_server_that_is_told_goodbye_ends(autojump_clock: MockClock) -> None:

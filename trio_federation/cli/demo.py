@@ -275,19 +275,22 @@ async def run_demo(seconds: float, plugins: PluginManager, show: Plain | Termina
         port = listeners[0].socket.getsockname()[1]
         await nursery.start(partial(hub.run, listeners))
         agents: dict[str, Agent] = {}
-        for cluster_id in CLUSTERS:
-            source = plugins.create_source(demo_source(cluster_id), cluster_id, clock, random.Random(1), Path())
-            agents[cluster_id] = Agent(
-                cluster_id,
-                settings,
-                sources={"demo": source},
-                hubs={f"127.0.0.1:{port}": tcp_dialer("127.0.0.1", port)},
-                credential=secret.reveal(),
-            )
-            await nursery.start(agents[cluster_id].run)
-        with watching:
-            await _watch(agents, began, show)
-        result = _result(agents)
+        # In a nursery of their own, so that they can say goodbye to a hub that is still there.
+        async with trio.open_nursery() as clusters:
+            for cluster_id in CLUSTERS:
+                source = plugins.create_source(demo_source(cluster_id), cluster_id, clock, random.Random(1), Path())
+                agents[cluster_id] = Agent(
+                    cluster_id,
+                    settings,
+                    sources={"demo": source},
+                    hubs={f"127.0.0.1:{port}": tcp_dialer("127.0.0.1", port)},
+                    credential=secret.reveal(),
+                )
+                await clusters.start(agents[cluster_id].run)
+            with watching:
+                await _watch(agents, began, show)
+            result = _result(agents)
+            clusters.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
     return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import binascii
+
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.exceptions import ProtocolError as GrpclibProtocolError
@@ -35,8 +37,10 @@ _ERRORS: dict[Status, type[RpcError]] = {
     Status.UNAVAILABLE: Unavailable,
 }
 
-#: What grpclib and h2 raise when the peer or the connection misbehaves. AssertionError and NotImplementedError: a
-#: message that ends too early, and one that is compressed.
+#: What grpclib and h2 raise when the peer or the connection misbehaves. AssertionError: a message that ends too early.
+#: NotImplementedError: a compressed one. KeyError: a header that is missing. binascii.Error, UnicodeError: one that
+#: cannot be read. AttributeError: a connection that has ended. Faults of our own that look like these are given another
+#: type before they get here (`codec.py`).
 FOREIGN_ERRORS = (
     GRPCError,
     StreamTerminatedError,
@@ -48,6 +52,8 @@ FOREIGN_ERRORS = (
     NotImplementedError,
     AttributeError,
     KeyError,
+    binascii.Error,
+    UnicodeError,
 )
 
 
@@ -67,6 +73,8 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
         return ProtocolViolation("the stream ended too early: inside a message, or without a status", peer=peer)
     if isinstance(cause, NotImplementedError):
         return ProtocolViolation("a message is compressed, which was not agreed on", peer=peer)
+    if isinstance(cause, binascii.Error | UnicodeError):
+        return ProtocolViolation(f"a header cannot be read: {one_line(str(cause))}", peer=peer)
     if isinstance(cause, KeyError):
         return ProtocolViolation(f"the answer's headers have no {cause}", peer=peer)
     if isinstance(cause, StreamTerminatedError):

@@ -60,6 +60,11 @@ class _Call(Generic[_Request, _Response]):
         self._connection = connection
         self._stream = stream
 
+    @property
+    def peer(self) -> str:
+        """The hub, for people."""
+        return self._connection.peer
+
     async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         try:
             return await bridge.run(coroutine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from grpclib.encoding.base import CodecBase
@@ -20,8 +22,20 @@ class FederationCodec(CodecBase):
         """The bytes of `message`. Raises TypeError where it is not of the type that the call declares."""
         if type(message) is not message_type:
             raise TypeError(f"this call sends {message_type.__name__}, not {type(message).__name__}")
-        return wire.encode(message)
+        with _our_own_faults():
+            return wire.encode(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
         """The message of the type that the call declares. Raises ProtocolViolation where `data` is no such message."""
-        return wire.decode(data, message_type)
+        with _our_own_faults():
+            return wire.decode(data, message_type)
+
+
+@contextmanager
+def _our_own_faults() -> Iterator[None]:
+    """Gives a fault of our own another type than those that grpclib's and h2's failures have, for which it would be
+    taken outside, and tried again for ever."""
+    try:
+        yield
+    except (AssertionError, AttributeError, KeyError, NotImplementedError, UnicodeError) as error:
+        raise RuntimeError(f"the codec failed: {type(error).__name__}: {error}") from error

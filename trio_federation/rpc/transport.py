@@ -259,12 +259,12 @@ class Http2Connection(asyncio.Transport):
         finally:
             self._closing = True
             self._ended("closed")
-            self.protocol.connection_lost(None)
             try:
-                # Forcefully: everything that was to be written has had its time.
-                await trio.aclose_forcefully(self._stream)
+                self.protocol.connection_lost(None)
             finally:
                 self.closed.set()
+                # Forcefully: everything that was to be written has had its time.
+                await trio.aclose_forcefully(self._stream)
 
     # What grpclib calls.
 
@@ -309,12 +309,17 @@ class Http2Connection(asyncio.Transport):
     async def _read_all(self) -> None:
         try:
             while data := await self._stream.receive_some(READ_SIZE):
+                if trio.current_time() > self.last_received + self._settings.silence_limit:
+                    # This process was frozen, or the machine suspended: the bytes may be as old as that, and so may
+                    # what they say, whatever age it claims.
+                    self._abort_silent()
+                    return
                 self.last_received = trio.current_time()
                 if not self._take(bytes(data)):
                     return
             self.abort("the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.abort(f"the connection broke: {error.__cause__ or error}")
+            self._abort_broken(error)
 
     def _take(self, data: bytes) -> bool:
         try:
@@ -356,7 +361,7 @@ class Http2Connection(asyncio.Transport):
                     self._paused = False
                     self.protocol.resume_writing()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.abort(f"the connection broke: {error.__cause__ or error}")
+            self._abort_broken(error)
 
     async def _watch_silence(self) -> None:
         asked = 0
@@ -368,13 +373,19 @@ class Http2Connection(asyncio.Transport):
                     return  # h2 takes no ping any more
                 given_up_at = self.last_received + self._settings.silence_limit
                 if trio.current_time() >= given_up_at:
-                    self.abort(f"silent for {self._settings.silence_limit:g} s")
+                    self._abort_silent()
                     return
-                if not self._closing:
-                    asked += 1
-                    self.protocol.h2.ping(struct.pack("!Q", asked))
-                    self.protocol.connection.flush()
+                asked += 1
+                self.protocol.h2.ping(struct.pack("!Q", asked))
+                self.protocol.connection.flush()
                 await trio.sleep_until(min(trio.current_time() + self._settings.keepalive, given_up_at))
+
+    def _abort_silent(self) -> None:
+        self.abort(f"silent for {self._settings.silence_limit:g} s")
+
+    def _abort_broken(self, error: Exception) -> None:
+        cause = error.__cause__ or error
+        self.abort(f"the connection broke: {one_line(str(cause)) or type(cause).__name__}")
 
     def _ended(self, reason: str) -> None:
         if not self.ended:
