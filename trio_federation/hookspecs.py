@@ -32,9 +32,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class CapacitySource(abc.ABC):
     """Where an agent learns how much room its own cluster has.
 
-    The agent calls `collect()` every report interval and at every resync; where `changes()` gives an iterator, it also
-    takes what that pushes. Calls never overlap. Anything raised is logged and counted under the source's name, costs no
-    other source anything, and is tried again; Trio's Cancelled must be let through."""
+    The agent calls `collect()` every report interval; where `changes()` gives an iterator, it takes what that pushes,
+    and calls `collect()` only every resync interval, while `is_live()`. Calls never overlap. Anything raised is logged
+    and counted under the source's name, costs no other source anything, and is tried again; Trio's Cancelled must be
+    let through."""
 
     @abc.abstractmethod
     async def collect(self) -> Sequence[Capacity]:

@@ -1,5 +1,5 @@
-"""Where asyncio code runs: one trio-asyncio loop per process, and the way from a Trio task into it. Nothing here knows
-gRPC."""
+"""Where asyncio code runs: one trio-asyncio loop for each agent or hub, and the way from a Trio task into it. Nothing
+here knows gRPC."""
 
 from __future__ import annotations
 
