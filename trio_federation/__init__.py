@@ -4,8 +4,14 @@ Everything here is described in the README; rooms that are not re-exported are t
 
 from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal, rollup
 from trio_federation.hookspecs import (
+    Backplane,
+    BackplaneContext,
+    BackplaneType,
+    CapacityFilter,
     CapacitySink,
     CapacitySource,
+    FilterContext,
+    FilterType,
     SinkContext,
     SinkType,
     SourceContext,
@@ -13,14 +19,22 @@ from trio_federation.hookspecs import (
     hookimpl,
 )
 from trio_federation.metrics import publish_metrics
+from trio_federation.options import Duration, seconds
 from trio_federation.registry import ForeignMember, Registry
 from trio_federation.router import Placement, Router
 
 __all__ = [
+    "Backplane",
+    "BackplaneContext",
+    "BackplaneType",
     "Capacity",
+    "CapacityFilter",
     "CapacitySink",
     "CapacitySource",
     "Change",
+    "Duration",
+    "FilterContext",
+    "FilterType",
     "ForeignMember",
     "Identity",
     "Origin",
@@ -36,4 +50,5 @@ __all__ = [
     "hookspecs",
     "publish_metrics",
     "rollup",
+    "seconds",
 ]

@@ -19,6 +19,7 @@ import msgspec
 
 from trio_federation.capacity import is_label
 from trio_federation.errors import ConfigurationError
+from trio_federation.options import UNITS, seconds
 from trio_federation.suggest import nearest
 
 #: The environment variables that win over the file, and the only ones that are read.
@@ -98,29 +99,20 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-
-
 def _duration(text: str, _base: Path) -> float:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f'{_shown(text)} is not a duration; write a number and one of the units ms, s, m, h, for instance "5s"'
-        )
-    seconds = float(match[1]) * _UNITS[match[2]]
-    if not SHORTEST <= seconds <= LONGEST:
+    length = seconds(text)
+    if not SHORTEST <= length <= LONGEST:
         limits = f"{show_duration(SHORTEST)} to {show_duration(LONGEST)}"
         raise ValueError(f"{_shown(text)} is outside of what a duration here can be; write one from {limits}")
-    return seconds
+    return length
 
 
-def show_duration(seconds: float) -> str:
-    """A duration as the file would say it, for instance "30s"."""
-    unit = next((unit for unit in ("h", "m", "s") if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0), None)
+def show_duration(length: float) -> str:
+    """A duration, in seconds, as the file would say it, for instance "30s"."""
+    unit = next((unit for unit in ("h", "m", "s") if length >= UNITS[unit] and length % UNITS[unit] == 0), None)
     if unit is None:
-        unit = "ms" if seconds < 1 else "s"
-    return f"{seconds / _UNITS[unit]:g}{unit}"
+        unit = "ms" if length < 1 else "s"
+    return f"{length / UNITS[unit]:g}{unit}"
 
 
 _HOST = re.compile(r"(?!.{254})[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*\.?")
@@ -265,7 +257,8 @@ class HubTls(_Table, frozen=True, kw_only=True):
 
 
 class Backplane(_Table, frozen=True, kw_only=True):
-    """How several hubs share what they know; "memory" is one hub by itself."""
+    """How several hubs share what they know; "memory" is one hub by itself. Hubs of this version use no other,
+    whichever plugins are installed."""
 
     type: Literal["memory"] = "memory"
 
@@ -306,7 +299,8 @@ class Log(_Table, frozen=True, kw_only=True):
 
 
 class PluginTable(msgspec.Struct, frozen=True):
-    """One [[source]] or [[sink]]: which plugin, its options as they stand in the file, and where, like "source[0]"."""
+    """A table that is a plugin's, like [[source]]: which type, its options as they stand in the file, and where, like
+    "source[0]"."""
 
     type: str
     options: dict[str, Any] = {}
@@ -323,6 +317,7 @@ class Tables(_Table, frozen=True, kw_only=True):
     cluster_id: ClusterId | None = None
     federation: Federation = Federation()
     source: tuple[PluginTable, ...] = ()
+    filter: tuple[PluginTable, ...] = ()
     sink: tuple[PluginTable, ...] = ()
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
@@ -340,7 +335,8 @@ class Config(Tables, frozen=True, kw_only=True):
     @property
     def has_agent(self) -> bool:
         """Whether anything of an agent is configured; a file with nothing but a hub runs no agent."""
-        return bool(self.cluster_id or self.source or self.sink) or self.federation != Federation()
+        tables = self.source or self.filter or self.sink
+        return bool(self.cluster_id or tables) or self.federation != Federation()
 
     @property
     def enabled(self) -> bool:
@@ -352,10 +348,14 @@ def _has_credential(federation: Federation) -> bool:
     return federation.secret is not None or (federation.tls is not None and federation.tls.cert_file is not None)
 
 
+#: The keys of the file that are an agent's alone.
+_AGENTS_OWN = ("cluster_id", "federation", "source", "filter", "sink")
+
+
 def agent_is_configured(document: Mapping[str, object]) -> bool:
     """Whether a parsed file itself asks for an agent, whatever the environment says; `Config.has_agent` is the answer
     for a loaded one."""
-    return any(table in document for table in ("cluster_id", "federation", "source", "sink"))
+    return any(table in document for table in _AGENTS_OWN)
 
 
 # From TOML to those Structs.
@@ -395,6 +395,11 @@ def _is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, _Table)
 
 
+def _is_plugins(kind: Any) -> bool:
+    """Whether it is an array of tables that belong to plugins."""
+    return PluginTable in get_args(kind)
+
+
 def _homes(kind: type[msgspec.Struct], header: str = "") -> Iterator[tuple[str, str]]:
     """Every key of the model, and where it belongs, in words."""
     for name, known in _fields(kind).items():
@@ -403,7 +408,7 @@ def _homes(kind: type[msgspec.Struct], header: str = "") -> Iterator[tuple[str, 
             full = f"{header}.{name}" if header else name
             yield name, f"to the file as [{full}]"
             yield from _homes(inner, full)
-        elif PluginTable in get_args(inner):
+        elif _is_plugins(inner):
             yield name, f"to the file as [[{name}]]"
         else:
             yield name, f"under [{header}]" if header else "at the top of the file, above every [table]"
@@ -415,8 +420,9 @@ class _Reader:
 
     file: str
     base: Path
-    cluster_id: str | None  # from the environment, like the next
-    secret: str | None
+    plugin_faults: Mapping[str, Callable[[PluginTable], list[str]]]
+    cluster_id: str | None = None  # from the environment, like the next
+    secret: str | None = None
     faults: list[str] = field(default_factory=list)
 
     def fault(self, header: str, key: str, text: str) -> None:
@@ -467,7 +473,7 @@ class _Reader:
             full = f"{header}.{key}" if header else key
             if not isinstance(value, dict):
                 return self.wrong(f"a table, written as [{full}]", value, header, key)
-            return self.table(kind, value, full)
+            return self.backplane(value, full) if kind is Backplane else self.table(kind, value, full)
         if kind is PluginTable:
             return self.plugin(value, f"[{header}]", key)
         if get_origin(kind) is tuple:
@@ -509,6 +515,21 @@ class _Reader:
             return _BAD
         return PluginTable(name, {option: each for option, each in value.items() if option != "type"}, key)
 
+    def backplane(self, table: dict[str, Any], header: str) -> Any:
+        """The hub's backplane. One of a plugin cannot be used, but may be installed, and have options of its own; where
+        it is known what is installed, that is told apart from a word that nobody knows."""
+        name, faults_of = table.get("type"), self.plugin_faults.get("backplane")
+        own = get_args(_fields(Backplane)["type"].type)
+        if faults_of is None or not isinstance(name, str) or name in own or name in NOT_YET:
+            return self.table(Backplane, table, header)
+        options = {option: each for option, each in table.items() if option != "type"}
+        found = faults_of(PluginTable(name, options, header))
+        if not any(line.startswith(f"{header}.type: ") for line in found):
+            choice = ", ".join(f'"{word}"' for word in own)
+            self.fault(header, "type", f"{_shown(name)} is installed, but no hub of this version uses it; use {choice}")
+        self.faults += [f"{self.file}: {line}" for line in found]
+        return _BAD
+
     def unknown(self, kind: type[msgspec.Struct], value: object, header: str, key: str) -> None:
         """Note a key that the table does not have, with the nearest one that it has, or the table that has it."""
         known = _fields(kind)
@@ -516,12 +537,13 @@ class _Reader:
         alike = [name for name, each in known.items() if _is_table(_unwrap(each.type)[0]) == isinstance(value, dict)]
         near = nearest(key, alike) or nearest(key, known)
         home = " or ".join(dict.fromkeys(place for name, place in _homes(Tables) if name == key))
+        meant = f"[[{near}]]" if near and _is_plugins(_unwrap(known[near].type)[0]) else f'"{near}"'
         if f"{header}.{key}" in NOT_YET:
             hint = "it is not available in this version yet"
         elif near and home:
-            hint = f'did you mean "{near}", or does it belong {home}?'
+            hint = f"did you mean {meant}, or does it belong {home}?"
         elif near or home:
-            hint = f'did you mean "{near}"?' if near else f"it belongs {home}"
+            hint = f"did you mean {meant}?" if near else f"it belongs {home}"
         else:
             hint = f"valid here: {', '.join(known)}"
         name = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else _shown(key)
@@ -679,15 +701,15 @@ def load(
 ) -> Config:
     """Read, check and resolve a configuration file; relative paths in it start from its own folder.
 
-    `plugin_faults`: who knows what is wrong with a "source" and with a "sink" table, so that their faults are told
-    together with all others; without, only the types' names are looked at.
+    `plugin_faults`: who knows what is wrong with a "source", "filter", "sink" or "backplane" table, so that their
+    faults are told together with all others; without, only the types' names are looked at.
 
     LOCAL_CLUSTER_ID and TRIO_FEDERATION_SECRET are looked up in `environ` and win over the file; empty ones count as
     unset, and for a file with nothing but a hub they are not looked up at all. Raises ConfigurationError with every
     fault that there is: a line each, which names file, table and key, and holds no secret."""
     path = Path(path)
     document = _parse(path)
-    reader = _Reader(str(path), path.parent, None, None)
+    reader = _Reader(str(path), path.parent, plugin_faults or {})
     if agent_is_configured(document) or "hub" not in document:
         reader.cluster_id = environ.get(CLUSTER_ID_VARIABLE) or None
         reader.secret = environ.get(SECRET_VARIABLE) or None
@@ -698,11 +720,12 @@ def load(
         # So that its rules run, and the environment's secret finds its place, also where the file leaves the table out.
         document.setdefault("federation", {})
     tables: Tables = reader.table(Tables, document, "")
-    for kind, faults_of in (plugin_faults or {}).items():
-        found: Any = getattr(tables, kind)
-        for table in found if _good(found) else ():
-            if _good(table):
-                reader.faults += [f"{path}: {line}" for line in faults_of(table)]
+    for kind, known in _fields(Tables).items():
+        if _is_plugins(known.type) and (faults_of := reader.plugin_faults.get(kind)) is not None:
+            found: Any = getattr(tables, kind)
+            for table in found if _good(found) else ():
+                if _good(table):
+                    reader.faults += [f"{path}: {line}" for line in faults_of(table)]
     if reader.faults:
         raise ConfigurationError(reader.faults)
     return Config(**msgspec.structs.asdict(tables), path=path, warnings=tuple(_warnings(str(path), tables)))
@@ -733,8 +756,8 @@ def describe(config: Config) -> list[tuple[str, str]]:
     rows = [("file", str(config.path or "none")), ("runs", " and ".join(parts) or "nothing")]
     if config.has_agent:
         rows.append(("mode", "federated" if config.enabled else "single-cluster"))
-    agents_own = () if config.has_agent else ("cluster_id", "federation.", "source", "sink")
-    return rows + [row for row in _rows(Tables, config, "") if not row[0].startswith(agents_own)]
+    hidden = () if config.has_agent else _AGENTS_OWN
+    return rows + [row for row in _rows(Tables, config, "") if row[0].partition(".")[0] not in hidden]
 
 
 def _rows(kind: type[msgspec.Struct], table: Any, prefix: str) -> Iterator[tuple[str, str]]:
@@ -749,7 +772,9 @@ def _rows(kind: type[msgspec.Struct], table: Any, prefix: str) -> Iterator[tuple
         elif _is_table(inner):
             yield from _rows(inner, value, f"{key}.")
         elif inner is PluginTable and items:
-            yield from ((each.key_path or key, f"{each.type} ({', '.join(each.options)})") for each in items)
+            for each in items:
+                options = f" ({', '.join(each.options)})" if each.options else ""
+                yield each.key_path or key, each.type + options
         else:
             show = written.show if written is not None else str
             shown = [str(each).lower() if isinstance(each, bool) else show(each) for each in items]

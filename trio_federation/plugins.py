@@ -1,20 +1,23 @@
 """The manager of plugins: finds them through entry points, keeps each one apart from the others and from the agent,
-and makes the sources and sinks that a configuration asks for. Nothing is loaded on import and there is no global
-manager. The contract itself is `hookspecs.py`; when sources run, and what happens when one fails then, is the agent's
-business."""
+and makes the sources, sinks and filters that a configuration asks for. Nothing is loaded on import and there is no
+global manager. The contract itself is `hookspecs.py`; when sources run, and what happens when one fails then, is the
+agent's business."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import pluggy
@@ -27,8 +30,15 @@ from trio_federation.clock import Clock
 from trio_federation.errors import ConfigurationError, PluginError
 from trio_federation.hookspecs import (
     PROJECT,
+    Backplane,
+    BackplaneType,
+    CapacityFilter,
     CapacitySink,
     CapacitySource,
+    ClusterContext,
+    FilterContext,
+    FilterType,
+    PluginType,
     SinkContext,
     SinkType,
     SourceContext,
@@ -42,12 +52,39 @@ if TYPE_CHECKING:
 #: the group of entry points that plugins are found in
 ENTRY_POINT_GROUP = PROJECT
 
-AnyType: TypeAlias = SourceType[Any] | SinkType[Any]
-T = TypeVar("T", SourceType[Any], SinkType[Any])
+AnyType: TypeAlias = PluginType[Any, Any, Any]
+_T = TypeVar("_T", bound=AnyType)
+_C = TypeVar("_C", bound=ClusterContext)
+_M = TypeVar("_M")
 
-# Each hook, and the class of what it offers.
-_HOOKS: dict[str, type[AnyType]] = {"capacity_sources": SourceType, "capacity_sinks": SinkType}
-_KINDS: dict[type[AnyType], str] = {SourceType: "source", SinkType: "sink"}
+
+class _Kind(NamedTuple):
+    """One kind of what plugins offer."""
+
+    #: how messages call it
+    word: str
+    #: where the configuration names its types
+    table: str
+    hook: str
+    #: what `create` has to return
+    makes: type[object]
+    #: type names that are no plugin's to have
+    built_in: tuple[str, ...] = ()
+
+
+_KINDS: dict[type[AnyType], _Kind] = {
+    SourceType: _Kind("source", "[[source]]", "capacity_sources", CapacitySource),
+    SinkType: _Kind("sink", "[[sink]]", "capacity_sinks", CapacitySink),
+    FilterType: _Kind("filter", "[[filter]]", "capacity_filters", CapacityFilter),
+    BackplaneType: _Kind("backplane", "[hub.backplane]", "hub_backplanes", Backplane, built_in=("memory",)),
+}
+_HOOKS = {kind.hook: offered for offered, kind in _KINDS.items()}
+_ALL_HOOKS = f"the hooks are {', '.join(_HOOKS)}"
+
+#: Characters that a line tells of one error at most; a plugin may raise any text.
+_LONGEST_TEXT = 1000
+#: Members of a group of errors that a line tells at most.
+_MOST_MEMBERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +114,11 @@ class PluginInfo:
     distribution: str
     #: that distribution's version
     version: str
-    #: the names of the source types and sink types that it offers and that can be used, sorted
+    #: the names of the types that it offers and that can be used, of each kind, sorted
     sources: tuple[str, ...]
     sinks: tuple[str, ...]
+    filters: tuple[str, ...]
+    backplanes: tuple[str, ...]
     #: what is wrong with it, a line each; empty if nothing is
     failures: tuple[str, ...]
 
@@ -104,12 +143,23 @@ class _Plugin:
     def blame(self, error: str, cause: BaseException | None = None) -> None:
         self.failures.append(PluginFailure(self.name, self.package, error, cause))
 
+    @contextmanager
+    def blamed(self, what: str) -> Iterator[None]:
+        """Whatever is raised inside is this plugin's failure, and goes no further; `what` failed, and what to do."""
+        try:
+            yield
+        except BaseException as error:
+            if not is_plugins_own(error):
+                raise
+            self.blame(f"{what}: {in_one_line(error)}", error)
+
 
 class PluginManager:
     """The plugins of one process, or of one test. Empty at first: `load_entry_points()` or `register()` fill it.
 
-    Each plugin gets a pluggy manager of its own. So a hook that raises cannot keep the others from being called, a hook
-    wrapper cannot change what others answer, and a plugin that fails half-way leaves nothing behind."""
+    Each function of each plugin is asked by itself. So one that raises cannot keep the others from being asked, none
+    can change what another answers, and what is wrong with one hook costs the plugin's other hooks nothing. Once it is
+    filled, a manager may be used from any thread."""
 
     def __init__(self) -> None:
         self._plugins: list[_Plugin] = []
@@ -141,11 +191,11 @@ class PluginManager:
             else:
                 name = f"(unnamed package in {distribution.locate_file('')})"
             package = _Plugin(name, name, version)
-            with self._blamed_on(package, "its entry points cannot be read; mend or uninstall it"):
+            with package.blamed("its entry points cannot be read; mend or uninstall it"):
                 # looked at first, as a stranger's broken file is none of our business
                 if ENTRY_POINT_GROUP in (distribution.read_text("entry_points.txt") or ""):
                     for entry_point in distribution.entry_points.select(group=ENTRY_POINT_GROUP):
-                        found.append((_Plugin(entry_point.name, name, version), entry_point.load))
+                        found.append((_Plugin(entry_point.name, name, version), partial(_loaded, entry_point)))
             if package.failures:
                 self._plugins.append(package)
         # sorted, so that neither the order of sys.path nor that of a folder shows
@@ -161,48 +211,35 @@ class PluginManager:
 
     def _take(self, plugin: _Plugin, load: Callable[[], object]) -> None:
         self._plugins.append(plugin)
-        with self._blamed_on(plugin, "cannot be imported; mend or uninstall it"):
+        # What a plugin decides about warnings, to make errors of them for instance, ends with its import.
+        with warnings.catch_warnings(), plugin.blamed("cannot be imported; mend or uninstall it"):
             loaded = load()
-            with self._blamed_on(plugin, "does not fit the plugin contract"):
-                hooks = _hooks_of(loaded, plugin.name)
-                for hook_name, offered in _HOOKS.items():
-                    with self._blamed_on(plugin, f"hook {hook_name} failed"):
-                        for answer in getattr(hooks, hook_name)():
-                            self._take_answer(plugin, hook_name, offered, answer)
-
-    def _take_answer(self, plugin: _Plugin, hook_name: str, offered: type[AnyType], answer: object) -> None:
-        if inspect.iscoroutine(answer):
-            answer.close()
-            raise PluginError("it is async; hooks are synchronous functions that return a list")
-        if not isinstance(answer, Iterable):
-            raise PluginError(f"it returned {_shown(answer)}; return a list of {offered.__name__}")
-        for item in answer:
-            fault = _fault_of_type(item, offered)
-            if fault is not None:
-                plugin.blame(f"hook {hook_name}: {fault}")
-            else:
-                plugin.types.append(item)
-
-    @contextmanager
-    def _blamed_on(self, plugin: _Plugin, what: str) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            if not is_plugins_own(error):
-                raise
-            plugin.blame(f"{what}: {in_one_line(error)}", error)
+            with plugin.blamed("does not fit the plugin contract; mend or uninstall it"):
+                for attribute, hook in _hooks_of(plugin, loaded).items():
+                    with plugin.blamed(f"hook {hook} failed; mend or uninstall it"):
+                        _take_answer(plugin, hook, _answer(loaded, attribute, hook))
 
     # --- what there is
 
     @property
     def source_types(self) -> dict[str, SourceType[Any]]:
         """The source types that can be used, by name, sorted. One that several plugins offer is not among them."""
-        return {name: kind for name, kind in self._usable(SourceType).items() if isinstance(kind, SourceType)}
+        return self._usable(SourceType)
 
     @property
     def sink_types(self) -> dict[str, SinkType[Any]]:
-        """The sink types that can be used, by name, sorted. One that several plugins offer is not among them."""
-        return {name: kind for name, kind in self._usable(SinkType).items() if isinstance(kind, SinkType)}
+        """The sink types that can be used, like `source_types`."""
+        return self._usable(SinkType)
+
+    @property
+    def filter_types(self) -> dict[str, FilterType[Any]]:
+        """The filter types that can be used, like `source_types`."""
+        return self._usable(FilterType)
+
+    @property
+    def backplane_types(self) -> dict[str, BackplaneType[Any]]:
+        """The backplane types that plugins offer, like `source_types`; so "memory", which is built in, is not there."""
+        return self._usable(BackplaneType)
 
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
@@ -214,9 +251,18 @@ class PluginManager:
                 kind: tuple(sorted(each.name for each in plugin.types if usable[kind].get(each.name) is each))
                 for kind in _KINDS
             }
-            failures = tuple(failure.error for failure in (*plugin.failures, *self._clashes(plugin)))
-            names = (plugin.name, plugin.distribution, plugin.version)
-            found.append(PluginInfo(*names, offers[SourceType], offers[SinkType], failures))
+            found.append(
+                PluginInfo(
+                    plugin.name,
+                    plugin.distribution,
+                    plugin.version,
+                    sources=offers[SourceType],
+                    sinks=offers[SinkType],
+                    filters=offers[FilterType],
+                    backplanes=offers[BackplaneType],
+                    failures=tuple(failure.error for failure in (*plugin.failures, *self._clashes(plugin))),
+                )
+            )
         return tuple(found)
 
     @property
@@ -227,115 +273,141 @@ class PluginManager:
     def _sorted(self) -> list[_Plugin]:
         return sorted(self._plugins, key=lambda plugin: (plugin.name, plugin.package))
 
-    def _offers(self, kind: type[AnyType]) -> dict[str, list[tuple[_Plugin, AnyType]]]:
+    def _offers(self, wanted: type[_T]) -> dict[str, list[tuple[_Plugin, _T]]]:
         """Who offers which type: by the type's name, sorted."""
-        offers: dict[str, list[tuple[_Plugin, AnyType]]] = {}
+        offers: dict[str, list[tuple[_Plugin, _T]]] = {}
         for plugin in self._sorted():
             for each in plugin.types:
-                if isinstance(each, kind):
+                if isinstance(each, wanted):
                     offers.setdefault(each.name, []).append((plugin, each))
         return dict(sorted(offers.items()))
 
-    def _usable(self, kind: type[AnyType]) -> dict[str, AnyType]:
-        return {name: offers[0][1] for name, offers in self._offers(kind).items() if len(offers) == 1}
+    def _usable(self, wanted: type[_T]) -> dict[str, _T]:
+        return {name: offers[0][1] for name, offers in self._offers(wanted).items() if len(offers) == 1}
 
     def _clashes(self, plugin: _Plugin) -> list[PluginFailure]:
         """The types of `plugin` that are refused, as more than one of the name are offered. All of them are: which one
         is right is for a person to say, not for the order of a folder."""
         return [
-            PluginFailure(plugin.name, plugin.package, f"{_KINDS[kind]} type {name!r} is refused: {_clash(offers)}")
-            for kind in _KINDS
-            for name, offers in self._offers(kind).items()
+            PluginFailure(plugin.name, plugin.package, f"{kind.word} type {name!r} is refused: {_clash(offers)}")
+            for offered, kind in _KINDS.items()
+            for name, offers in self._offers(offered).items()
             if len(offers) > 1 and any(owner is plugin for owner, _ in offers)
         ]
 
-    # --- making sources and sinks
+    # --- what tables of the configuration ask for
 
     @property
     def faults(self) -> dict[str, Callable[[PluginTable], list[str]]]:
         """Who finds what is wrong with a table, by its kind, for `config.load`."""
-        return {"source": self.source_faults, "sink": self.sink_faults}
+        return {
+            "source": self.source_faults,
+            "sink": self.sink_faults,
+            "filter": self.filter_faults,
+            "backplane": self.backplane_faults,
+        }
 
     def source_faults(self, table: PluginTable) -> list[str]:
-        """Everything that is wrong with a `[[source]]` table, a line each with its key path. Makes nothing."""
-        return self._check(table, SourceType)[1]
+        """Everything that is wrong with a `[[source]]` table, a line each with its key path. Makes no source."""
+        return self._faults(table, SourceType)
 
     def sink_faults(self, table: PluginTable) -> list[str]:
-        """Everything that is wrong with a `[[sink]]` table, a line each with its key path. Makes nothing."""
-        return self._check(table, SinkType)[1]
+        """Everything that is wrong with a `[[sink]]` table, a line each with its key path. Makes no sink."""
+        return self._faults(table, SinkType)
+
+    def filter_faults(self, table: PluginTable) -> list[str]:
+        """Everything that is wrong with a `[[filter]]` table, a line each with its key path. Makes no filter."""
+        return self._faults(table, FilterType)
+
+    def backplane_faults(self, table: PluginTable) -> list[str]:
+        """Everything that is wrong with a `[hub.backplane]` table that names a plugin's type, a line each with its key
+        path. That no hub of this version uses one is for `config.py` to say."""
+        return self._faults(table, BackplaneType)
 
     def create_source(
         self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path
     ) -> CapacitySource:
-        """The source that a `[[source]]` table describes.
+        """The source that a `[[source]]` table describes; a new one, with options of its own, at each call.
 
         Raises ConfigurationError, with every fault, for an unknown type or wrong options, and PluginError where the
         plugin cannot make the source from them."""
-        kind, options = self._checked(table, SourceType)
-        context = SourceContext(
-            name=table_name(table),
-            cluster_id=cluster_id,
-            clock=clock,
-            random=random,
-            log=structlog.get_logger(PROJECT).bind(source=table_name(table), cluster=cluster_id),
-            base_dir=base_dir,
-        )
-        made = self._made(table, kind, lambda: kind.create(options, context))
-        assert isinstance(made, CapacitySource)
-        return made
+        return self._create(SourceType, SourceContext, table, cluster_id, clock, random, base_dir)
 
     def create_sink(
         self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path
     ) -> CapacitySink:
-        """The sink that a `[[sink]]` table describes. Raises like `create_source`."""
-        kind, options = self._checked(table, SinkType)
-        context = SinkContext(
-            name=table_name(table),
-            cluster_id=cluster_id,
-            clock=clock,
-            random=random,
-            log=structlog.get_logger(PROJECT).bind(sink=table_name(table), cluster=cluster_id),
-            base_dir=base_dir,
-        )
-        made = self._made(table, kind, lambda: kind.create(options, context))
-        assert isinstance(made, CapacitySink)
-        return made
+        """The sink that a `[[sink]]` table describes, like `create_source`."""
+        return self._create(SinkType, SinkContext, table, cluster_id, clock, random, base_dir)
 
-    def _checked(self, table: PluginTable, wanted: type[T]) -> tuple[T, msgspec.Struct]:
-        kind, faults = self._check(table, wanted)
-        if kind is None or faults:
-            raise ConfigurationError(faults)
-        return kind, msgspec.convert(table.options, kind.options)
+    def create_filter(
+        self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path
+    ) -> CapacityFilter:
+        """The filter that a `[[filter]]` table describes, like `create_source`."""
+        return self._create(FilterType, FilterContext, table, cluster_id, clock, random, base_dir)
 
-    def _check(self, table: PluginTable, wanted: type[T]) -> tuple[T | None, list[str]]:
-        offers = self._offers(wanted).get(table.type, [])
-        if len(offers) != 1:
-            return None, [f"{table.key_path}.type: {self._why_not(table.type, wanted)}"]
-        plugin, kind = offers[0]
-        assert isinstance(kind, wanted)
-        what = f"{table.key_path}: the {_KINDS[wanted]} type {table.type!r} of plugin {plugin}"
+    def _create(
+        self,
+        wanted: type[PluginType[Any, _C, _M]],
+        context: type[_C],
+        table: PluginTable,
+        cluster_id: str,
+        clock: Clock,
+        random: Random,
+        base_dir: Path,
+    ) -> _M:
+        checked = self._check(table, wanted)
+        if isinstance(checked, list):
+            raise ConfigurationError(checked)
+        plugin, kind, options = checked
+        name = table_name(table)
+        log = structlog.get_logger(PROJECT).bind(**{_KINDS[wanted].word: name}, cluster=cluster_id)
+        given = context(name=name, cluster_id=cluster_id, clock=clock, random=random, log=log, base_dir=base_dir)
         try:
-            return kind, every_fault(table.options, kind.options, table.key_path)
+            made = kind.create(options, given)
+            _check_made(made, _KINDS[wanted].makes)
         except BaseException as error:
             if not is_plugins_own(error):
                 raise
-            return kind, [f"{what} cannot check its options: {in_one_line(error)}"]
+            where = f"{table.key_path}: plugin {plugin} cannot make its {table.type!r}"
+            raise PluginError(f"{where}: {in_one_line(error)}") from error
+        return made
+
+    def _faults(self, table: PluginTable, wanted: type[AnyType]) -> list[str]:
+        checked = self._check(table, wanted)
+        return checked if isinstance(checked, list) else []
+
+    def _check(self, table: PluginTable, wanted: type[_T]) -> tuple[_Plugin, _T, msgspec.Struct] | list[str]:
+        """Who offers the type that a table names, the type, and the table's options; or everything that is wrong."""
+        offers = self._offers(wanted).get(table.type, [])
+        if len(offers) != 1:
+            return [f"{table.key_path}.type: {self._why_not(table.type, wanted)}"]
+        plugin, kind = offers[0]
+        try:
+            if found := every_fault(table.options, kind.options, table.key_path):
+                return found
+            return plugin, kind, msgspec.convert(table.options, kind.options)
+        except BaseException as error:
+            if not is_plugins_own(error):
+                raise
+            what = f"the {_KINDS[wanted].word} type {table.type!r} of plugin {plugin} cannot check its options"
+            return [f"{table.key_path}: {what}; mend or uninstall it: {in_one_line(error)}"]
 
     def _why_not(self, name: str, wanted: type[AnyType]) -> str:
         """Why there is no type `name`, and what to do about it."""
         kind = _KINDS[wanted]
         offers = self._offers(wanted)
         if name in offers:
-            return f"{kind} type {name!r} is refused: {_clash(offers[name])}"
-        text = f"no {kind} type {name!r} is installed"
+            return f"{kind.word} type {name!r} is refused: {_clash(offers[name])}"
+        text = f"no {kind.word} type {name!r} is installed"
         elsewhere = [each for other, each in _KINDS.items() if other is not wanted and name in self._offers(other)]
+        installed = sorted({*kind.built_in, *offers})
         # A plugin that failed may not have come to say what it has; as a rule it has a type of its own name.
         failed = [plugin for plugin in self._sorted() if plugin.failures]
-        meant = nearest(name, [*offers, *(plugin.name for plugin in failed)])
+        meant = nearest(name, [*installed, *(plugin.name for plugin in failed)])
         if elsewhere:
-            text += f"; there is a {elsewhere[0]} type of this name, for [[{elsewhere[0]}]]"
+            text += f"; there is a {elsewhere[0].word} type of this name, for {elsewhere[0].table}"
         elif meant is None:
-            text += f"; installed: {', '.join(offers) or 'none'}"
+            text += f"; installed: {', '.join(installed) or 'none'}"
         elif meant != name:
             text += f'; did you mean "{meant}"?'
         for plugin in failed:
@@ -346,71 +418,181 @@ class PluginManager:
             text += f"; it may belong to a plugin that failed: {', '.join(others)}"
         return text
 
-    def _made(self, table: PluginTable, kind: AnyType, create: Callable[[], object]) -> object:
-        """What `create` makes, seen to be what its kind promises."""
-        wanted = CapacitySource if isinstance(kind, SourceType) else CapacitySink
-        owner = next(plugin for plugin in self._plugins if any(each is kind for each in plugin.types))
-        where = f"{table.key_path}: plugin {owner} cannot make its {table.type!r}"
-        try:
-            made = create()
-        except BaseException as error:
-            if not is_plugins_own(error):
-                raise
-            raise PluginError(f"{where}: {in_one_line(error)}") from error
-        if not isinstance(made, wanted):
-            raise PluginError(f"{where}: it returned {_shown(made)}, which is no {wanted.__name__}")
-        return made
-
 
 def table_name(table: PluginTable) -> str:
-    """How logs, metrics and errors name the source or sink of a table: "source[0]:fixtures"."""
+    """How logs, metrics and errors name the source, sink or filter of a table: "source[0]:fixtures"."""
     return f"{table.key_path}:{table.type}"
 
 
-def _hooks_of(plugin: object, name: str) -> pluggy.HookRelay:
-    """The hooks of this plugin alone. Raises PluginError or PluginValidationError where they break the specs."""
-    if plugin is None:
+# One plugin, from its entry point to the types that it offers.
+
+
+def _loaded(entry_point: importlib.metadata.EntryPoint) -> object:
+    """What an entry point names. Raises PluginError where that is not there, and whatever the import raises."""
+    if entry_point.pattern.match(entry_point.value) is None:
+        shown = _shown(entry_point.value)
+        raise PluginError(f"its entry point says {shown}, which names no module; write MODULE or MODULE:OBJECT")
+    loaded: object = importlib.import_module(entry_point.module)
+    for attribute in entry_point.attr.split(".") if entry_point.attr else ():
+        try:
+            loaded = getattr(loaded, attribute)
+        except AttributeError as error:
+            text = f"its entry point says {entry_point.value!r}, and there is no {attribute!r}"
+            raise PluginError(f"{text}; correct the entry point, and install it again") from error
+    return loaded
+
+
+def _hooks_of(plugin: _Plugin, loaded: object) -> dict[str, str]:
+    """The functions of a plugin that can be asked, and the hook of each. What cannot be is blamed on it."""
+    if loaded is None:
         raise PluginError("the entry point names None; let it name a module")
-    own = pluggy.PluginManager(PROJECT)
-    own.add_hookspecs(hookspecs)
-    marked: dict[str, bool] = {}
-    for attribute in dir(plugin):
-        options = own.parse_hookimpl_opts(plugin, attribute)
-        if options is not None:
-            marked[options.get("specname") or attribute] = bool(options.get("optionalhook"))
-    if not marked:
-        raise PluginError(f"nothing in it is marked with hookimpl; the hooks are {', '.join(_HOOKS)}")
-    own.register(plugin, name)
-    try:
-        own.check_pending()
-    except pluggy.PluginValidationError as error:
-        # pluggy names the first unknown hook only, and not the one that was meant
-        otherwise = f"; the hooks are {', '.join(_HOOKS)}"
-        unknown = [hook for hook, optional in marked.items() if hook not in _HOOKS and not optional]
-        told = [f"there is no hook {hook!r}{did_you_mean(hook, _HOOKS, otherwise)}" for hook in unknown]
-        raise PluginError("; ".join(told)) from error
-    return own.hook
+    reader = pluggy.PluginManager(PROJECT)
+    good: dict[str, str] = {}
+    marked = set()
+    for attribute in dir(loaded):
+        options = reader.parse_hookimpl_opts(loaded, attribute)
+        if options is None:
+            continue
+        hook = options.get("specname") or attribute
+        marked.add(hook)
+        if hook in _HOOKS:
+            fault = _fault_of_hook(loaded, attribute, hook, options)
+        elif options.get("optionalhook"):  # as may be one of a later version
+            fault = None
+        else:
+            fault = f"there is no hook {hook!r}{did_you_mean(hook, _HOOKS, f'; {_ALL_HOOKS}')}"
+        if fault is not None:
+            plugin.blame(f"does not fit the plugin contract: {fault}")
+        elif hook in _HOOKS:
+            good[attribute] = hook
+    forgotten = [hook for hook in _HOOKS if hook not in marked and _is_unmarked(loaded, hook)]
+    for hook in forgotten:
+        plugin.blame(f"does not fit the plugin contract: {hook} is not marked; put @hookimpl above the function")
+    if not marked and not forgotten:
+        raise PluginError(f"nothing in it is marked with hookimpl; {_ALL_HOOKS}")
+    return good
+
+
+def _is_unmarked(loaded: object, hook: str) -> bool:
+    """Whether there is a function of a hook's name that is not the hook itself, imported from the contract."""
+    there = inspect.getattr_static(loaded, hook, None)
+    return callable(there) and there is not getattr(hookspecs, hook)
+
+
+def _fault_of_hook(loaded: object, attribute: str, hook: str, options: Mapping[str, Any]) -> str | None:
+    """Why a function cannot be asked what its hook asks."""
+    if options.get("wrapper") or options.get("hookwrapper"):
+        return f"hook {hook} is marked as a wrapper, and there is nothing to wrap, as each plugin is asked by itself"
+    known = inspect.signature(getattr(hookspecs, hook)).parameters
+    wanted = inspect.signature(getattr(loaded, attribute)).parameters.values()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in wanted if each.default is each.empty and each.kind not in variable]
+    if inspect.isclass(loaded) and needed[:1] == ["self"]:
+        return f"the entry point names the class {loaded.__name__}; let it name an object of that class"
+    if unknown := [name for name in needed if name not in known]:
+        shown = ", ".join(map(repr, unknown))
+        return f"hook {hook} has no argument {shown}; the arguments that it has: {', '.join(known) or 'none'}"
+    return None
+
+
+class _OneHook(pluggy.PluginManager):
+    """pluggy for one function of one plugin."""
+
+    def __init__(self, attribute: str) -> None:
+        super().__init__(PROJECT)
+        self._attribute = attribute
+        self.add_hookspecs(hookspecs)
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name == self._attribute else None
+
+
+def _answer(loaded: object, attribute: str, hook: str) -> object:
+    own = _OneHook(attribute)
+    own.register(loaded, attribute)
+    answers = getattr(own.hook, hook)()
+    return answers[0] if answers else None  # pluggy leaves None out
+
+
+def _take_answer(plugin: _Plugin, hook: str, answer: object) -> None:
+    """Note the types that a hook offers. What it offers beside them is blamed on the plugin; of a generator that fails,
+    what came before counts."""
+    offered = _HOOKS[hook]
+    if inspect.iscoroutine(answer):
+        answer.close()  # else Python warns that nobody has awaited it
+    if inspect.isawaitable(answer) or isinstance(answer, AsyncIterable):
+        raise PluginError("it is async; make it a plain function that returns a list")
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
+        raise PluginError(f"it returned {_shown(answer)}; return a list of {offered.__name__}, an empty one for none")
+    for item in answer:
+        fault = _fault_of_type(item, offered)
+        if fault is not None:
+            plugin.blame(f"hook {hook}: {fault}")
+        else:
+            plugin.types.append(item)
 
 
 def _fault_of_type(item: object, offered: type[AnyType]) -> str | None:
     """Why `item`, from a plugin's list, is no type that could be used."""
     if not isinstance(item, offered):
-        return f"{_shown(item)} is no {offered.__name__}"
+        return f"{_shown(item)} is no {offered.__name__}; leave it out, or make one of it"
     if not is_label(item.name):
-        return f"the type name {_shown(item.name)} is no lower-case RFC 1123 label"
+        return f"the type name {_shown(item.name)} is no lower-case RFC 1123 label; give another"
+    if item.name in _KINDS[offered].built_in:
+        return f"the type name {item.name!r} is built in; give another"
     if not (isinstance(item.options, type) and issubclass(item.options, msgspec.Struct)):
         return f"the options of type {item.name!r} are {_shown(item.options)}; give a subclass of msgspec.Struct"
     if not callable(item.create):
-        return f"create of type {item.name!r} is {_shown(item.create)}; give a function"
+        return f"create of type {item.name!r} is {_shown(item.create)}; give a function, or the class"
+    if not isinstance(item.summary, str):
+        return f"the summary of type {item.name!r} is {_shown(item.summary)}; give one line of text"
+    return _fault_of_options(item.name, item.options)
+
+
+def _fault_of_options(name: str, options: type[msgspec.Struct]) -> str | None:
+    """Why no table could ever be read as these options."""
+    try:
+        msgspec.json.Decoder(options)  # which looks at every annotation, also those of Structs inside
+        fields = {each.encode_name for each in msgspec.structs.fields(options)}
+    except Exception as error:
+        return (
+            f"the options of type {name!r} cannot be read from a table; mend {options.__name__}: {in_one_line(error)}"
+        )
+    if options.__struct_config__.array_like:
+        return f"the options of type {name!r} are read from an array; define {options.__name__} without array_like"
+    if "type" in fields:
+        return f"the options of type {name!r} have a key 'type', which names the type itself; give it another name"
     return None
+
+
+def _check_made(made: object, wanted: type[object]) -> None:
+    """See that a plugin made what its kind promises. Raises PluginError where it did not."""
+    if inspect.iscoroutine(made):
+        made.close()  # else Python warns that nobody has awaited it
+        raise PluginError("create is async; make it a plain function, and await in run()")
+    if not isinstance(made, wanted):
+        # Not shown itself: it was made from options, and one of them may be a secret.
+        raise PluginError(f"create returned a {type(made).__name__}, which is no {wanted.__name__}")
+
+
+# Whose failure it is, and how to tell it.
 
 
 def is_plugins_own(error: BaseException) -> bool:
     """Whether what a plugin raised is the plugin's failure. SystemExit is: a plugin must not end the agent. What asks
     this process or this task to stop is not, alone or in a group."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_plugins_own(each) for each in error.exceptions)
-    return not isinstance(error, KeyboardInterrupt | GeneratorExit | trio.Cancelled)
+    return not any(isinstance(each, KeyboardInterrupt | GeneratorExit | trio.Cancelled) for each in _members(error))
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    """The errors that an error consists of, in their order: those of a group, or the one."""
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseExceptionGroup):
+            waiting += reversed(each.exceptions)
+        else:
+            yield each
 
 
 def plugins_failure(error: BaseException) -> str:
@@ -427,30 +609,45 @@ def plugins_failure(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error in one line. Its type is part of it, unless it is ours, whose texts stand alone."""
+    """An error in one line, those of a group with it. Its type is part of it, unless it is ours, whose texts stand
+    alone."""
     try:
         text = " ".join(str(error).split())
-    except Exception:
+    except BaseException as failure:
+        if not is_plugins_own(failure):
+            raise
         text = ""
     if isinstance(error, PluginError | ConfigurationError):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__
+    line = f"{name}: {text}" if text else name
+    if len(line) > _LONGEST_TEXT:
+        line = line[:_LONGEST_TEXT] + "…"
+    if isinstance(error, BaseExceptionGroup):
+        members = list(_members(error))
+        told = [in_one_line(each) for each in members[:_MOST_MEMBERS]]
+        more = [f"{len(members) - len(told)} more"] if len(members) > len(told) else []
+        line += f": {', '.join(told + more)}"
+    return line
 
 
 def _shown(value: object) -> str:
-    """A plugin's value for a message: short, and safe where its own repr raises."""
-    return reprlib.repr(value)
+    """A plugin's value for a message: short, in one line, and safe where its own repr raises."""
+    return " ".join(reprlib.repr(value).split())
 
 
 def _named(name: str, package: str) -> str:
     return f"{name!r} of {package}" if package else repr(name)
 
 
-def _clash(offers: list[tuple[_Plugin, AnyType]]) -> str:
-    owners = list(dict.fromkeys(str(plugin) for plugin, _ in offers))
-    if len(owners) == 1:
-        return f"plugin {owners[0]} offers it {len(offers)} times"
-    return f"plugins {' and '.join(owners)} offer it; uninstall all but one"
+def _clash(offers: Sequence[tuple[_Plugin, AnyType]]) -> str:
+    """Who offers one type several times, and what to do about it."""
+    plugins = list({id(plugin): plugin for plugin, _ in offers}.values())
+    if len(plugins) == 1:
+        return f"plugin {plugins[0]} offers it {len(offers)} times; mend or uninstall it"
+    several = len({plugin.package for plugin in plugins}) > 1 or not plugins[0].package
+    advice = "uninstall all but one" if several else "mend or uninstall the package"
+    return f"plugins {' and '.join(map(str, plugins))} offer it; {advice}"
 
 
 def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str]:

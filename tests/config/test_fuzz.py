@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trio_federation.config import Config, describe, load
+import trio_federation_fixtures
+from trio_federation.config import Config, PluginTable, describe, load
 from trio_federation.errors import ConfigurationError
+from trio_federation.plugins import PluginManager
 
 KEYS: dict[str, list[str]] = {
     "federation": [
@@ -32,7 +35,7 @@ KEYS: dict[str, list[str]] = {
     "admin": ["bind"],
     "log": ["level", "format"],
 }
-TOP = ["cluster_id", "federation", "source", "sink", "metrics", "admin", "log", "hub"]
+TOP = ["cluster_id", "federation", "source", "filter", "sink", "metrics", "admin", "log", "hub"]
 ALL = sorted({*TOP, *(key for keys in KEYS.values() for key in keys)})
 
 
@@ -49,11 +52,21 @@ def toml(value: Any) -> str:
     return str(value).lower()
 
 
-def read(folder: Path, content: bytes, environ: dict[str, str]) -> Config | list[str]:
+#: what knows a source, and nothing of the other kinds
+PLUGINS = PluginManager()
+PLUGINS.register(trio_federation_fixtures, "fixtures")
+
+
+def read(
+    folder: Path,
+    content: bytes,
+    environ: dict[str, str],
+    finders: Mapping[str, Callable[[PluginTable], list[str]]] | None = None,
+) -> Config | list[str]:
     path = folder / "fuzz.toml"
     path.write_bytes(content)
     try:
-        config = load(path, environ)
+        config = load(path, environ, finders)
     except ConfigurationError as error:
         faults = error.faults
     else:
@@ -89,12 +102,16 @@ def tables(name: str) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=known)
 
 
-plugins = st.lists(st.fixed_dictionaries({}, optional={"type": scalars, "path": values}), max_size=3)
+types = st.just("fixtures") | scalars
+plugins = st.lists(
+    st.fixed_dictionaries({}, optional={"type": types, "path": values, "member": values, "outage": values}), max_size=3
+)
 documents = st.fixed_dictionaries(
     {},
     optional={
         "cluster_id": scalars,
         "source": plugins | values,
+        "filter": plugins | values,
         "sink": plugins | values,
         "other": values,
         **{name: tables(name) | values for name in KEYS if "." not in name},
@@ -111,6 +128,17 @@ def test_any_document(
 ) -> None:
     text = "\n".join(f"{toml(key)} = {toml(value)}" for key, value in document.items())
     read(tmp_path_factory.getbasetemp(), text.encode(), environ)
+
+
+@given(documents)
+def test_any_document_with_plugins(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
+    """Who knows the plugins finds more faults, and takes none back but of the hub's backplane, which it may know."""
+    folder = tmp_path_factory.getbasetemp()
+    text = "\n".join(f"{toml(key)} = {toml(value)}" for key, value in document.items())
+    without, found = read(folder, text.encode(), {}), read(folder, text.encode(), {}, PLUGINS.faults)
+    if isinstance(without, list):
+        assert isinstance(found, list)
+        assert [line for line in without if line not in found and "[hub.backplane" not in line] == []
 
 
 @given(st.binary(max_size=80) | st.text(alphabet="[]{}=.,#\"'\\\n ab19-:_", max_size=60).map(str.encode))

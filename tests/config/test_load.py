@@ -72,6 +72,11 @@ def test_every_value_of_an_agent(tmp_path: Path) -> None:
         [[source]]
         type = "other"
         deep = {list = [1, 2.5, 2024-01-01]}
+        [[filter]]
+        type = "hide"
+        env = "x"
+        [[filter]]
+        type = "hide"
         [[sink]]
         type = "log"
         [metrics]
@@ -107,6 +112,7 @@ def test_every_value_of_an_agent(tmp_path: Path) -> None:
         ("other", ["deep"], "source[1]"),
     ]
     assert config.source[0].options == {"path": "x.toml"}
+    assert config.filter == (PluginTable("hide", {"env": "x"}, "filter[0]"), PluginTable("hide", {}, "filter[1]"))
     assert config.sink == (PluginTable("log", {}, "sink[0]"),)
     assert config.metrics.bind == Endpoint("0.0.0.0", 0)
     assert config.admin.bind == Endpoint("::1", 9000)
@@ -272,6 +278,7 @@ def test_client_certificate_is_a_credential(tmp_path: Path) -> None:
         (Config(hub=HubSettings(), metrics=Metrics(bind=Endpoint("::1", 1)), log=Log(level="debug")), False),
         (Config(cluster_id="a"), True),
         (Config(source=(PluginTable("x"),)), True),
+        (Config(filter=(PluginTable("x"),)), True),
         (Config(sink=(PluginTable("x"),)), True),
         (Config(federation=Federation(hubs=(Endpoint("a", 1),))), True),
     ],
@@ -282,7 +289,9 @@ def test_has_agent(config: Config, has_agent: bool) -> None:
 
 def test_agent_is_configured() -> None:
     assert not agent_is_configured({"hub": {}, "metrics": {}, "admin": {}, "log": {}})
-    assert all(agent_is_configured({"hub": {}, key: ""}) for key in ("cluster_id", "federation", "source", "sink"))
+    assert all(
+        agent_is_configured({"hub": {}, key: ""}) for key in ("cluster_id", "federation", "source", "filter", "sink")
+    )
 
 
 @pytest.mark.parametrize(
@@ -362,9 +371,16 @@ def test_describe(tmp_path: Path) -> None:
         [[source]]
         type = "fixtures"
         path = "x"
+        [[filter]]
+        type = "first"
+        [[filter]]
+        type = "second"
+        only = ["a"]
+        token = "hunter2"
         """,
     )
     rows = describe(config)
+    assert "hunter2" not in str(rows)
     assert len(dict(rows)) == len(rows)
     expected = {
         "file": str(tmp_path / "agent.toml"),
@@ -378,6 +394,8 @@ def test_describe(tmp_path: Path) -> None:
         "federation.insecure": "false",
         "federation.tls": "not set",
         "source[0]": "fixtures (path)",
+        "filter[0]": "first",
+        "filter[1]": "second (only, token)",
         "sink": "none",
         "metrics.bind": "127.0.0.1:9464",
         "hub.accept": "shared",
@@ -391,5 +409,5 @@ def test_describe_of_a_hub_leaves_the_agent_out() -> None:
     rows = dict(describe(Config(hub=HubSettings(secret=Secret("s")))))
     assert (rows["runs"], rows["file"]) == ("hub", "none")
     assert "mode" not in rows
-    assert not [key for key in rows if key.startswith(("cluster_id", "federation", "source", "sink"))]
+    assert not [key for key in rows if key.startswith(("cluster_id", "federation", "source", "filter", "sink"))]
     assert dict(describe(Config(cluster_id="a")))["mode"] == "single-cluster"
