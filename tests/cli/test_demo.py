@@ -36,7 +36,7 @@ from trio_federation.cli.demo import (
 )
 from trio_federation.config import Log
 from trio_federation.plugins import PluginManager
-from trio_federation.router import Candidate, Placement, Tier
+from trio_federation.router import Candidate, Placement, Rule, Tier
 
 # What is told.
 
@@ -44,12 +44,12 @@ from trio_federation.router import Candidate, Placement, Tier
 def placement(target: str | None = None, idle: int = 0) -> Placement:
     """A placement on `cluster::pool`, which has so many idle or else can grow; or a local one."""
     if target is None:
-        return Placement("id", True, None, "", ())
+        return Placement("id", True, None, "", (), Rule.NOTHING_ANYWHERE)
     cluster_id, _, pool = target.partition("::")
     tier = Tier.IDLE if idle else Tier.GROW
     chosen = Candidate(cluster_id, pool, tier, idle, 0, 2, 0.5, "Active", "chosen")
     other = Candidate("other", "pool", Tier.FULL, 0, 0, 0, 0.5, "", "")
-    return Placement("id", False, target, "", (other, chosen))
+    return Placement("id", False, target, "", (other, chosen), Rule.FOREIGN_IDLE if idle else Rule.FOREIGN_GROWTH)
 
 
 def look(idle: int, where: Placement | None = None, *, cluster: str = "west", can_grow: bool = False) -> Look:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,8 +12,8 @@ import click
 import pytest
 
 from tests.cli.conftest import Call
-from tests.process.running import COMMAND, run_all
-from trio_federation.cli.main import commands
+from tests.process.running import COMMAND, environment, run_all
+from trio_federation.cli.main import COMMANDS, commands
 from trio_federation.errors import ConfigurationError, FederationError, Unavailable
 
 
@@ -18,7 +21,7 @@ def test_version(call: Call) -> None:
     assert call("--version") == (0, f"trio-federation {version('trio-federation')}\n", [])
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "-h"], ["demo", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["check", "-h"], *([name, "--help"] for name in COMMANDS)])
 def test_help(arguments: list[str], call: Call) -> None:
     ended = call(*arguments)
     assert (ended.code, ended.lines) == (0, [])
@@ -28,7 +31,71 @@ def test_help(arguments: list[str], call: Call) -> None:
 
 def test_help_names_every_command(call: Call) -> None:
     text = call("--help").output
-    assert [name for name in ("run", "demo", "check") if f"\n  {name} " not in text] == []
+    for name, summary in COMMANDS.items():
+        assert f"\n  {name.ljust(max(map(len, COMMANDS)))}  {summary}\n" in text
+    assert "run" in COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there(name: str) -> None:
+    with click.Context(commands) as context:
+        found, command, rest = commands.resolve_command(context, [name, "a"])
+    assert (found, rest) == (name, ["a"])
+    assert command is not None
+    assert command.name == name
+    assert command.callback is not None
+
+
+#: packages that take their time to be imported, and that only some of the commands need
+SLOW = {
+    "google.protobuf",
+    "grpclib",
+    "httpx",
+    "hypercorn",
+    "prometheus_client",
+    "rich",
+    "starlette",
+    "trio_asyncio",
+    "trio_federation.agent",
+    "trio_federation.config",
+}
+_LIST_MODULES = """
+import json, sys
+from trio_federation.cli import main
+try:
+    main()
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def imported(*arguments: str, **variables: str) -> set[str]:
+    """Which of the slow ones a process has imported by its end."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _LIST_MODULES, *arguments],
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout != ""
+    return SLOW & set(json.loads(ended.stderr))
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_nothing_slow_is_imported_to_tell_the_version_or_to_help(argument: str) -> None:
+    assert imported(argument) == set()
+
+
+def test_nothing_slow_is_imported_to_complete_a_command() -> None:
+    line = {"COMP_WORDS": "trio-federation st", "COMP_CWORD": "1"}
+    assert imported(_TRIO_FEDERATION_COMPLETE="bash_complete", **line) == set()
+
+
+def test_a_command_imports_what_it_needs_and_no_more() -> None:
+    """So these tests would see what they are about."""
+    assert {"grpclib", "hypercorn", "google.protobuf", "trio_federation.agent"} <= imported("run", "--help")
+    assert imported("status", "--help") <= {"prometheus_client", "rich", "trio_federation.config"}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +146,20 @@ def test_failures_that_are_known(
     ended = call("fail")
     assert (ended.code, ended.output) == (code, "")
     assert [line for line in ended.lines if line] == lines
+
+
+@pytest.mark.parametrize("before, traceback", [(["--verbose", "--verbose"], True), ([], False)])
+def test_verbose_is_an_option_of_the_whole(
+    before: list[str], traceback: bool, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anywhere before the command; what stands behind it is the command's own."""
+    fail = failing(FederationError("no"))
+    fail.params = [click.Option(["--verbose"], is_flag=True, expose_value=False)]
+    monkeypatch.setitem(commands.commands, "fail", fail)
+    ended = call(*before, "fail", "--verbose")
+    assert ended.code == 1
+    assert ended.lines[-1] == "no"
+    assert ("Traceback (most recent call last):" in ended.lines) == traceback
 
 
 def test_tracebacks_on_request(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,18 +278,20 @@ async def run_demo(seconds: float, plugins: PluginManager, show: Plain | Termina
         # In a nursery of their own, so that they can say goodbye to a hub that is still there.
         async with trio.open_nursery() as clusters:
             for cluster_id in CLUSTERS:
-                source = plugins.create_source(demo_source(cluster_id), cluster_id, clock, random.Random(1), Path())
+                make = partial(
+                    plugins.create_source, demo_source(cluster_id), cluster_id, clock, random.Random(1), Path()
+                )
                 agents[cluster_id] = Agent(
                     cluster_id,
                     settings,
-                    sources={"demo": source},
+                    sources={"demo": make},
                     hubs={f"127.0.0.1:{port}": tcp_dialer("127.0.0.1", port)},
                     credential=secret.reveal(),
                 )
                 await clusters.start(agents[cluster_id].run)
             with watching:
                 await _watch(agents, began, show)
-            result = _result(agents)
+            result = await _result(agents)
             clusters.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
     return result
@@ -327,7 +329,7 @@ def _looks(agents: dict[str, Agent]) -> Iterator[Look]:
             )
 
 
-def _result(agents: dict[str, Agent]) -> dict[str, Any]:
+async def _result(agents: dict[str, Agent]) -> dict[str, Any]:
     clusters: dict[str, Any] = {}
     for cluster_id, agent in agents.items():
         snapshot = agent.registry.snapshot()
@@ -341,4 +343,5 @@ def _result(agents: dict[str, Agent]) -> dict[str, Any]:
             "foreign": sum(1 for record in snapshot if record.cluster_id != cluster_id),
             "best": best,
         }
-    return {"clusters": clusters, "metrics": {name: agent.exposition().decode() for name, agent in agents.items()}}
+    metrics = {name: b"".join([chunk async for chunk in agent.exposition()]) for name, agent in agents.items()}
+    return {"clusters": clusters, "metrics": {name: text.decode() for name, text in metrics.items()}}

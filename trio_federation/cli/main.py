@@ -1,40 +1,79 @@
 """The `trio-federation` command: its subcommands, and how a failure ends it. Exit codes: 0 ok, 1 failed at run time, 2
-bad usage or configuration."""
+bad usage or configuration. What a subcommand does, and what it takes to do it, is imported when it is called for and
+not before: `--help`, `--version` and the completion of a shell have no time for servers and streams."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
-from importlib.metadata import version
+from dataclasses import dataclass
 
 import click
 
-from trio_federation.cli.check import check
-from trio_federation.cli.demo import demo
-from trio_federation.cli.run import run
 from trio_federation.errors import ConfigurationError, FederationError
 
 FAILED = 1
 BAD_USAGE = 2
 
+#: Every command, which is `trio_federation.cli.NAME.NAME`, and a few words about it: as many as completion shows, at
+#: most 45 characters.
+COMMANDS = {
+    "check": "Validate a configuration and show it.",
+    "completion": "Print what makes a shell complete words.",
+    "demo": "Watch three clusters share their capacity.",
+    "place": "Show where a create would go, and why.",
+    "plugins": "Show the plugins, and what failed to load.",
+    "run": "Run an agent, a hub, or both.",
+    "status": "Show how an agent is, and what it knows.",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("trio-federation"), message="%(prog)s %(version)s")
+
+class _Later(click.Command):
+    """Stands for a command, with its name and summary, where commands are listed."""
+
+    def load(self) -> click.Command:
+        """The command itself."""
+        command = getattr(importlib.import_module(f"trio_federation.cli.{self.name}"), str(self.name))
+        assert isinstance(command, click.Command)
+        return command
+
+
+class _Commands(click.Group):
+    """A group that imports a command when it is called, or when its options are completed."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, _Later) else command, rest
+
+
+@dataclass(slots=True)
+class _Options:
+    """What stands before the command."""
+
+    verbose: bool = False
+
+
+@click.group(
+    cls=_Commands,
+    commands=[_Later(name, help=summary) for name, summary in COMMANDS.items()],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="trio-federation", message="%(prog)s %(version)s")
 @click.option("--verbose", is_flag=True, help="Show tracebacks with errors.")
-def commands(verbose: bool) -> None:
+@click.pass_obj
+def commands(options: _Options, verbose: bool) -> None:
     """Share the runtime capacity of sandbox pools between Kubernetes clusters."""
-
-
-commands.add_command(run)
-commands.add_command(demo)
-commands.add_command(check)
+    options.verbose = verbose
 
 
 def main() -> None:
     """The entry point: runs the command line and ends the process with its exit code."""
-    verbose = "--verbose" in sys.argv[1:2]
+    options = _Options()
     try:
-        code = commands.main(prog_name="trio-federation", standalone_mode=False)
+        code = commands.main(prog_name="trio-federation", standalone_mode=False, obj=options)
     except click.ClickException as error:
         error.show()
         sys.exit(BAD_USAGE)
@@ -44,7 +83,7 @@ def main() -> None:
         known = _known(error)
         if known is None:
             raise  # a fault of ours: its traceback is what is needed
-        if verbose:
+        if options.verbose:
             traceback.print_exception(error)
         for failure in known:
             click.echo(str(failure), err=True)

@@ -1,0 +1,166 @@
+"""`trio-federation place`: what it asks, and how it tells where a create would go and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from tests.cli.conftest import Call
+from tests.cli.pretending import PretendAgent, Reply, candidate, placement, pretend_agent
+from trio_federation.capacity import INT32_MAX
+from trio_federation.cli.place import Placement, placement_lines
+from trio_federation.cli.tables import plain
+
+FOREIGN = placement(
+    candidate("east::large", verdict="chosen"),
+    candidate(
+        "north::small", tier="grow", idle=0, reserved=0, headroom=-1, state="", verdict="nothing idle, east::large has"
+    ),
+    candidate("south::small", tier="full", idle=0, age=25.2, verdict="nothing idle, cannot grow"),
+)
+LOCAL = placement(
+    candidate("east::large", verdict=""), local=True, target=None, rule="local_idle", reason="west has 3 idle"
+)
+NOWHERE = placement(local=True, target=None, rule="nothing_anywhere", reason="nobody has room")
+
+SHOWN = """\
+west has none idle for agents/python; east::large has 3 idle
+a create goes to east::large
+
+target        tier  idle  reserved  headroom   age  state   verdict
+east::large   idle     3         1         0  3.2s  Active  chosen
+north::small  grow     0         0  no limit  3.2s  -       nothing idle, east::large has
+south::small  full     0         1         0   25s  Active  nothing idle, cannot grow
+"""
+
+
+@pytest.fixture
+def agent() -> Iterator[PretendAgent]:
+    """An agent that sends creates to the east."""
+    with pretend_agent() as agent:
+        agent.replies = {"/v1/place": Reply(FOREIGN)}
+        yield agent
+
+
+def told(answer: dict[str, Any], width: int | None) -> list[str]:
+    return [plain(line) for line in placement_lines(msgspec.convert(answer, Placement), width)]
+
+
+def test_for_people(agent: PretendAgent, call: Call) -> None:
+    assert call("place", "agents", "python", "--url", agent.url) == (0, SHOWN, [])
+    assert call("place", "agents", "a b", "--group", "gpu", "--url", agent.url) == (0, SHOWN, [])
+    # Only ever asks: nothing is reserved.
+    assert agent.asked == ["/v1/place?namespace=agents&env=python", "/v1/place?namespace=agents&env=a+b&group=gpu"]
+
+
+def test_for_programs(agent: PretendAgent, call: Call) -> None:
+    agent.replies["/v1/place"] = Reply(FOREIGN | {"later": ["\u202e\x1b[31m"]})
+    ended = call("place", "agents", "python", "--url", agent.url, "--json")
+    assert (ended.code, ended.lines) == (0, [])
+    assert json.loads(ended.output) == FOREIGN | {"later": ["\u202e\x1b[31m"]}
+    assert ended.output.strip().isprintable()
+
+
+def test_a_create_that_stays() -> None:
+    assert told(LOCAL, 80) == [
+        "west has 3 idle",
+        "a create stays in the cluster of this agent",
+        "",
+        "target       tier  idle  reserved  headroom   age  state   verdict",
+        "east::large  idle     3         1         0  3.2s  Active  -",
+    ]
+    assert told(NOWHERE, 80) == [
+        "nobody has room",
+        "a create stays in the cluster of this agent",
+        "",
+        "no pool of another cluster was there to look at",
+    ]
+
+
+def test_verdicts_are_folded() -> None:
+    assert told(FOREIGN, 80) == [
+        "west has none idle for agents/python; east::large has 3 idle",
+        "a create goes to east::large",
+        "",
+        "target       tier idle reserved headroom  age state  verdict",
+        "east::large  idle    3        1        0 3.2s Active chosen",
+        "north::small grow    0        0 no limit 3.2s -      nothing idle, east::large",
+        "                                                     has",
+        "south::small full    0        1        0  25s Active nothing idle, cannot grow",
+    ]
+
+
+def test_names_of_others_are_shown_as_they_are() -> None:
+    evil = placement(
+        candidate("e::[red]\x1b[31m", state="\u202eevitcA", verdict="\x07"),
+        reason="\x1b]0;title\x07",
+        target="e::\u2066",
+    )
+    lines = told(evil, None)
+    assert lines[:2] == [r"\x1b]0;title\x07", r"a create goes to e::\u2066"]
+    assert lines[-1].split() == [r"e::[red]\x1b[31m", "idle", "3", "1", "0", "3.2s", r"\u202eevitcA", r"\x07"]
+
+
+names = st.text("abcdefgh01-.", min_size=1, max_size=253)
+words = st.text(max_size=80)
+counts = st.one_of(st.integers(0, 999), st.integers(0, INT32_MAX))
+candidates = st.builds(
+    candidate,
+    st.builds("{}::{}".format, st.text("abc-", min_size=1, max_size=63), names),
+    tier=st.sampled_from(["idle", "grow", "saturated", "full"]),
+    idle=counts,
+    reserved=counts,
+    headroom=counts,
+    age=st.floats(0, 1e7),
+    state=words,
+    verdict=words,
+)
+
+
+@given(st.lists(candidates, min_size=1, max_size=5), words, st.integers(80, 120))
+def test_it_fits_and_has_every_number(found: list[dict[str, Any]], reason: str, width: int) -> None:
+    lines = told(placement(*found, reason=reason * 3, target=found[0]["target"]), width)
+    assert [line for line in lines if cell_len(line) > width] == []
+    words = iter(" ".join(lines).split())
+    for each in found:  # in their order
+        for field in ("idle", "reserved", "headroom"):
+            assert str(each[field]) in words
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "Missing argument 'NAMESPACE'"),
+        (["agents"], "Missing argument 'ENV'"),
+        (["agents", "python", "gpu"], "unexpected extra argument"),
+        (["agents", "python", "--url", "127.0.0.1:9465"], "is no address; write it as http://HOST:PORT"),
+    ],
+)
+def test_bad_usage(arguments: list[str], words: str, call: Call) -> None:
+    ended = call("place", *arguments)
+    assert (ended.code, ended.output) == (2, "")
+    assert words in "\n".join(ended.lines)
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["people", "json"])
+@pytest.mark.parametrize(
+    "reply, words",
+    [
+        (Reply(b"404 not found", 404), "answers 404; no agent of this version answers here"),
+        (Reply({"error": "namespace 'A' is not a label"}, 400), "answers 400: namespace 'A' is not a label"),
+        (Reply({"candidates": []}), "not the answer of an agent (object missing required field"),
+        (Reply(placement(candidate("a::b", idle="3"))), "not the answer of an agent (expected `int`, got `str`"),
+    ],
+)
+def test_no_answer(reply: Reply, words: str, as_json: list[str], agent: PretendAgent, call: Call) -> None:
+    agent.replies["/v1/place"] = reply
+    ended = call("place", "agents", "python", "--url", agent.url, *as_json)
+    assert (ended.code, ended.output, len(ended.lines)) == (1, "", 1)
+    assert ended.lines[0].startswith(f"{agent.url}/v1/place: {words}")
