@@ -1,18 +1,16 @@
-"""The metrics port over real sockets: what it answers, and that no client can hold it up. The clock runs as fast as the
-real one, so that sockets are not left behind, and is moved ahead where a test is about a timeout."""
+"""The metrics port over real sockets: what it answers, and that no client can hold it up."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import select
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -20,104 +18,31 @@ import httpx
 import pytest
 import trio
 import trio.testing
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.typing import EventDict
 
-from trio_federation.admin.server import IDLE_TIMEOUT, REQUEST_TIMEOUT, serve_http, serve_metrics
+from tests.admin.conftest import Connect, Serve
+from tests.admin.helpers import BIG, READY, REQUEST, answers, is_reset, pass_time, read_to_end
+from trio_federation.admin import Answers, metrics_app
+from trio_federation.admin.server import (
+    IDLE_TIMEOUT,
+    MAX_CONNECTIONS,
+    REQUEST_TIMEOUT,
+    WARNING_INTERVAL,
+    serve_http,
+)
 from trio_federation.capacity import Capacity
 from trio_federation.errors import FederationError
-from trio_federation.metrics import CONTENT_TYPE, FederationMetrics
+from trio_federation.metrics import CONTENT_TYPE, publish_metrics
 from trio_federation.registry import Registry
 
-#: Far more than a socket pair's buffers hold, so that an answer of this size waits for its reader.
-BIG = 32 * 2**20
-
-REQUEST = b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n"
+ONLY = "only GET /metrics, GET /healthz and GET /readyz are served here"
 
 
-class Serve(Protocol):
-    """Starts a metrics server in the test's nursery and returns its port."""
-
-    def __call__(self, exposition: Callable[[], bytes] = ..., **options: Any) -> Awaitable[int]: ...
-
-
-class Connect(Protocol):
-    """Opens a plain connection to a port of this machine, says something, and closes it at the end of the test. As
-    `connect_unread`: asks for the metrics, sees the answer begin, and reads none of the rest."""
-
-    def __call__(self, port: int, begin: bytes = ...) -> Awaitable[trio.SocketStream]: ...
-
-
-@pytest.fixture
-async def serve(nursery: trio.Nursery) -> Serve:
-    async def start(exposition: Callable[[], bytes] = lambda: b"up 1\n", **options: Any) -> int:
-        port = await nursery.start(partial(serve_metrics, "127.0.0.1", 0, exposition=exposition, **options))
-        assert isinstance(port, int)
-        return port
-
-    return start
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
-        yield client
-
-
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    async with AsyncExitStack() as streams:
-
-        async def open_stream(port: int, begin: bytes = b"") -> trio.SocketStream:
-            stream = await trio.open_tcp_stream("127.0.0.1", port)
-            await streams.enter_async_context(stream)
-            await stream.send_all(begin)
-            return stream
-
-        yield open_stream
-
-
-@pytest.fixture
-async def connect_unread(connect: Connect) -> Connect:
-    async def open_stream(port: int, begin: bytes = REQUEST) -> trio.SocketStream:
-        stream = await connect(port, begin)
-        with trio.fail_after(5):
-            assert (await stream.receive_some(5)) == b"HTTP/"
-        return stream
-
-    return open_stream
-
-
-@pytest.fixture(autouse=True)
-def clock() -> trio.testing.MockClock:
-    return trio.testing.MockClock(rate=1.0)
-
-
-async def pass_time(clock: trio.testing.MockClock, seconds: float, port: int) -> None:
-    """Moves the clock ahead, once the server has taken notice of every connection there is."""
-    with trio.fail_after(5):
-        async with httpx.AsyncClient(trust_env=False) as last, last.stream("GET", f"http://127.0.0.1:{port}/healthz"):
-            pass
-    clock.jump(seconds)
-
-
-async def read_to_end(stream: trio.SocketStream, within: float = 5) -> bytes:
-    """All that comes until the other side closes or resets the connection. Fails where it does neither in that time."""
-    parts = []
-    with trio.fail_after(within):
-        try:
-            async for part in stream:
-                parts.append(part)
-        except trio.BrokenResourceError:
-            pass
-    return b"".join(parts)
-
-
-async def is_reset(stream: trio.SocketStream) -> None:
-    """Waits until the other side resets the connection, without reading or writing. Fails where it does not in 5 s."""
-    with select.epoll() as hang_up:
-        hang_up.register(stream.socket.fileno(), 0)  # asks for nothing but the end of the connection in both directions
-        with trio.fail_after(5):
-            await trio.lowlevel.wait_readable(hang_up.fileno())
+async def serve_metrics(host: str, port: int, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+    """The metrics port on any address."""
+    await serve_http(metrics_app(answers()), host, port, section="metrics", task_status=task_status)
 
 
 def values(text: str, name: str, label: str) -> dict[str, float]:
@@ -130,10 +55,16 @@ def values(text: str, name: str, label: str) -> dict[str, float]:
     }
 
 
+def exposed(records: Iterable[Capacity], now: float | None = None) -> bytes:
+    """Records as Prometheus' text."""
+    registry = CollectorRegistry()
+    publish_metrics(records, registry, now=now)
+    return generate_latest(registry)
+
+
 async def test_metrics_are_served_as_prometheus_reads_them(serve: Serve, client: httpx.AsyncClient) -> None:
-    metrics = FederationMetrics()
     group = 'a "quoted" back\\slash, größe=大}'
-    port = await serve(lambda: metrics.exposition([Capacity("west", "agents", "py", "p1", group, idle=3)]))
+    port = await serve(lambda: exposed([Capacity("west", "agents", "py", "p1", group, idle=3)]))
     response = await client.get(f"http://127.0.0.1:{port}/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"] == CONTENT_TYPE
@@ -143,7 +74,7 @@ async def test_metrics_are_served_as_prometheus_reads_them(serve: Serve, client:
 
 async def test_health_is_ok_while_the_process_says_so(serve: Serve, client: httpx.AsyncClient) -> None:
     healthy = True
-    port = await serve(healthy=lambda: healthy)
+    port = await serve(answers(healthy=lambda: healthy))
     response = await client.get(f"http://127.0.0.1:{port}/healthz")
     assert (response.status_code, response.text) == (200, "ok")
     healthy = False
@@ -158,16 +89,16 @@ async def test_health_is_ok_while_the_process_says_so(serve: Serve, client: http
 async def test_every_other_path_is_not_found(serve: Serve, client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(f"http://127.0.0.1:{await serve()}{path}")
     assert response.status_code == 404
-    assert response.text == "404 not found; only GET /metrics and GET /healthz are served here\n"
+    assert response.text == f"404 not found; {ONLY}\n"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-@pytest.mark.parametrize("path", ["/metrics", "/healthz"])
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
 async def test_every_other_method_is_refused(serve: Serve, client: httpx.AsyncClient, method: str, path: str) -> None:
     response = await client.request(method, f"http://127.0.0.1:{await serve()}{path}")
     assert response.status_code == 405
     assert "GET" in response.headers["allow"]
-    assert response.text == "405 method not allowed; only GET /metrics and GET /healthz are served here\n"
+    assert response.text == f"405 method not allowed; {ONLY}\n"
 
 
 async def test_head_is_a_get_without_the_body(serve: Serve, client: httpx.AsyncClient) -> None:
@@ -176,13 +107,13 @@ async def test_head_is_a_get_without_the_body(serve: Serve, client: httpx.AsyncC
 
 
 async def test_an_ipv6_address_can_be_bound(nursery: trio.Nursery, client: httpx.AsyncClient) -> None:
-    start = partial(nursery.start, partial(serve_metrics, "::1", 0, exposition=lambda: b"up 1\n"))
+    start = partial(nursery.start, partial(serve_metrics, "::1", 0))
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
     except OSError:  # a machine without IPv6 must say so in one line
         with pytest.raises(FederationError, match=r"^metrics: cannot listen on \[::1\]:0: .*choose another"):
-            await serve_metrics("::1", 0, exposition=lambda: b"")
+            await serve_metrics("::1", 0)
     else:
         response = await client.get(f"http://[::1]:{await start()}/metrics")
         assert response.text == "up 1\n"
@@ -191,7 +122,7 @@ async def test_an_ipv6_address_can_be_bound(nursery: trio.Nursery, client: httpx
 async def test_a_taken_port_is_one_clear_line(serve: Serve) -> None:
     port = await serve()
     with pytest.raises(FederationError) as caught:
-        await serve_metrics("127.0.0.1", port, exposition=lambda: b"")
+        await serve_metrics("127.0.0.1", port)
     assert str(caught.value) == (
         f"metrics: cannot listen on 127.0.0.1:{port}: address already in use; choose another [metrics] bind"
     )
@@ -202,7 +133,7 @@ async def test_a_taken_port_is_one_clear_line(serve: Serve) -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "a" * 64 + ".example"])
 async def test_an_address_that_is_not_ours_is_one_clear_line(host: str) -> None:
     with pytest.raises(FederationError) as caught:
-        await serve_metrics(host, 9464, exposition=lambda: b"")
+        await serve_metrics(host, 9464)
     shown = f"[{host}]" if ":" in host else host
     assert str(caught.value).startswith(f"metrics: cannot listen on {shown}:9464: ")
     assert str(caught.value).endswith("; choose another [metrics] bind")
@@ -210,7 +141,7 @@ async def test_an_address_that_is_not_ours_is_one_clear_line(host: str) -> None:
 
 
 async def test_a_failing_exposition_costs_its_scrapes_and_is_logged_once(
-    serve: Serve, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    serve: Serve, client: httpx.AsyncClient, logs: list[EventDict]
 ) -> None:
     failing: Exception | None = RuntimeError("no snapshot")
 
@@ -220,26 +151,27 @@ async def test_a_failing_exposition_costs_its_scrapes_and_is_logged_once(
         return b"up 1\n"
 
     url = f"http://127.0.0.1:{await serve(exposition)}/metrics"
-    with caplog.at_level(logging.INFO):
-        for _ in range(3):
-            response = await client.get(url)
-            assert response.status_code == 500
-            assert response.text == "500 the metrics could not be written; the log says why\n"
-        assert [record.exc_info is not None for record in caplog.records if record.name == "trio_federation.admin"] == [
-            True
-        ]
-        failing = None
+    for _ in range(3):
+        response = await client.get(url)
+        assert response.status_code == 500
+        assert response.text == "500 the metrics could not be written; the log says why\n"
+    told = [(line["event"], line["what"], line["exc_info"]) for line in logs]
+    assert told == [("answer_failed", "/metrics", failing)]
+    failing = RuntimeError("another reason")
+    assert (await client.get(url)).status_code == 500
+    failing = None
+    for _ in range(2):
         assert (await client.get(url)).text == "up 1\n"
-        failing = RuntimeError("no snapshot")
-        assert (await client.get(url)).status_code == 500
-    assert len([record for record in caplog.records if record.name == "trio_federation.admin"]) == 2
+    failing = RuntimeError("another reason")
+    assert (await client.get(url)).status_code == 500
+    told_since = [line["event"] for line in logs[1:]]
+    assert told_since == ["answer_failed", "answer_works", "answer_failed"]
 
 
 async def test_expired_rows_are_gone_at_the_next_scrape(serve: Serve, client: httpx.AsyncClient) -> None:
     now = 0.0
     capacities = Registry("a", ttl=30.0, clock=lambda: now)
-    metrics = FederationMetrics()
-    url = f"http://127.0.0.1:{await serve(lambda: metrics.exposition(capacities.snapshot(), now=now))}/metrics"
+    url = f"http://127.0.0.1:{await serve(lambda: exposed(capacities.snapshot(), now))}/metrics"
     capacities.upsert([Capacity("b", "agents", "py", "p1", idle=5)])
     now = 20.0
     capacities.upsert([Capacity("c", "agents", "py", "p1", idle=6)])
@@ -253,22 +185,16 @@ async def test_expired_rows_are_gone_at_the_next_scrape(serve: Serve, client: ht
 
 
 async def test_two_agents_in_one_process_have_metrics_of_their_own(serve: Serve, client: httpx.AsyncClient) -> None:
-    ports = []
-    for cluster in ("west", "east"):
-        metrics = FederationMetrics()
-        metrics.source_failed(cluster)
-        ports.append(await serve(partial(metrics.exposition, [Capacity(cluster, "agents", "py", "p1", idle=1)])))
+    ports = [await serve(partial(exposed, [Capacity(name, "agents", "py", "p1", idle=1)])) for name in ("west", "east")]
     west, east = [(await client.get(f"http://127.0.0.1:{port}/metrics")).text for port in ports]
-    for text, cluster in ((west, "west"), (east, "east")):
-        assert values(text, "agentbox_federation_env_idle", "cluster") == {cluster: 1}
-        assert values(text, "trio_federation_source_failures_total", "source") == {cluster: 1}
+    assert values(west, "agentbox_federation_env_idle", "cluster") == {"west": 1}
+    assert values(east, "agentbox_federation_env_idle", "cluster") == {"east": 1}
 
 
 async def test_scrapes_stay_complete_while_capacity_changes(serve: Serve, client: httpx.AsyncClient) -> None:
     """Scrapes over HTTP while a task updates the registry: in each, the groups add up to the whole env."""
     capacities = Registry("a", ttl=30.0, clock=lambda: 0.0)
-    metrics = FederationMetrics()
-    url = f"http://127.0.0.1:{await serve(lambda: metrics.exposition(capacities.snapshot()))}/metrics"
+    url = f"http://127.0.0.1:{await serve(lambda: exposed(capacities.snapshot()))}/metrics"
     updates = 0
 
     async def update() -> None:
@@ -305,17 +231,142 @@ async def test_a_scrape_starts_no_thread(serve: Serve, client: httpx.AsyncClient
     assert during | set(threading.enumerate()) == before
 
 
-async def test_200_silent_clients_neither_stop_a_scrape_nor_stay(
-    serve: Serve, client: httpx.AsyncClient, connect: Connect, clock: trio.testing.MockClock
+@pytest.mark.parametrize("limit", [MAX_CONNECTIONS, 1000])
+async def test_silent_slow_and_leaving_clients_neither_stop_a_scrape_nor_stay(
+    serve: Serve,
+    client: httpx.AsyncClient,
+    connect: Connect,
+    connect_unread: Connect,
+    clock: trio.testing.MockClock,
+    limit: int,
 ) -> None:
-    port = await serve(max_connections=1000)
+    """200 clients ask for nothing, one leaves in the middle of its answer, one takes its answer a byte at a time."""
+    begun, ended = 0, 0
+    size = BIG
+
+    async def exposition() -> AsyncIterator[bytes]:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            for _ in range(size // 2**16):
+                yield b"x" * 2**16
+            yield b"up 1\n"
+        finally:
+            ended += 1
+
+    port = await serve(Answers(exposition=exposition, readiness=lambda: READY), max_connections=limit)
+    slow = await connect_unread(port)
     silent = [await connect(port) for _ in range(200)]
-    with trio.fail_after(3):
+    await drop(await connect_unread(port))
+    for _ in range(100):
+        assert await slow.receive_some(1)
+    size = 0
+    with trio.fail_after(1):
         assert (await client.get(f"http://127.0.0.1:{port}/metrics")).text == "up 1\n"
     await pass_time(clock, IDLE_TIMEOUT, port)
     async with trio.open_nursery() as nursery:
         for stream in silent:
             nursery.start_soon(read_to_end, stream)
+    clock.jump(REQUEST_TIMEOUT)
+    await is_reset(slow)
+    with trio.fail_after(1):
+        assert (await client.get(f"http://127.0.0.1:{port}/metrics")).text == "up 1\n"
+    assert begun == ended == 4
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_silent_clients_do_not_end_an_answer_that_is_under_way(
+    serve: Serve, client: httpx.AsyncClient, connect: Connect, asked_before: bool
+) -> None:
+    half, rest = trio.Event(), trio.Event()
+
+    async def exposition() -> AsyncIterator[bytes]:
+        yield b"up "
+        half.set()
+        await rest.wait()
+        yield b"1\n"
+
+    port = await serve(Answers(exposition=exposition, readiness=lambda: READY), max_connections=5)
+    async with client.stream("GET", f"http://127.0.0.1:{port}/metrics") as response:
+        await half.wait()
+        silent = []
+        for _ in range(10):
+            silent.append(await connect(port))
+            if asked_before:
+                await silent[-1].send_all(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
+                assert (await silent[-1].receive_some()).startswith(b"HTTP/1.1 200")
+        for stream in silent[:6]:
+            await read_to_end(stream)
+        rest.set()
+        assert await response.aread() == b"up 1\n"
+
+
+async def test_pieces_are_sent_as_they_come(serve: Serve, connect: Connect) -> None:
+    more = trio.Event()
+
+    async def exposition() -> AsyncIterator[bytes]:
+        yield b"first"
+        yield b""
+        await more.wait()
+        yield b"second"
+
+    stream = await connect(await serve(Answers(exposition=exposition, readiness=lambda: READY)), REQUEST)
+    text = b""
+    with trio.fail_after(5):
+        while b"first" not in text:
+            text += await stream.receive_some()
+        assert b"second" not in text
+        more.set()
+        while not text.endswith(b"0\r\n\r\n"):
+            text += await stream.receive_some()
+    assert b"6\r\nsecond\r\n" in text
+
+
+async def test_an_answer_that_fails_half_way_is_no_whole_answer(
+    serve: Serve, client: httpx.AsyncClient, logs: list[EventDict]
+) -> None:
+    async def exposition() -> AsyncIterator[bytes]:
+        yield b"up 1\n"
+        raise RuntimeError("half way")
+
+    url = f"http://127.0.0.1:{await serve(Answers(exposition=exposition, readiness=lambda: READY))}/metrics"
+    for _ in range(2):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(url)
+    assert [line["event"] for line in logs] == ["answer_failed"]
+
+
+async def test_a_client_that_leaves_ends_the_making_of_its_answer(serve: Serve, connect_unread: Connect) -> None:
+    ended = trio.Event()
+
+    async def exposition() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x"
+                await trio.sleep(0.01)
+        finally:
+            ended.set()
+
+    port = await serve(Answers(exposition=exposition, readiness=lambda: READY))
+    await drop(await connect_unread(port))
+    with trio.fail_after(3):
+        await ended.wait()
+
+
+async def test_head_costs_no_more_than_the_first_piece(serve: Serve, client: httpx.AsyncClient) -> None:
+    pieces = 0
+
+    async def exposition() -> AsyncIterator[bytes]:
+        nonlocal pieces
+        while True:
+            pieces += 1
+            yield b"up 1\n"
+
+    response = await client.head(
+        f"http://127.0.0.1:{await serve(Answers(exposition=exposition, readiness=lambda: READY))}/metrics"
+    )
+    assert (response.status_code, response.content, pieces) == (200, b"", 1)
+    assert response.headers["content-type"] == CONTENT_TYPE
 
 
 @pytest.mark.parametrize(
@@ -386,33 +437,54 @@ async def test_each_request_has_its_time_anew(serve: Serve, connect: Connect, cl
     for _ in range(5):
         await stream.send_all(REQUEST)
         answer = b""
-        while not answer.endswith(b"up 1\n"):
+        while not answer.endswith(b"0\r\n\r\n"):
             answer += (part := await stream.receive_some())
             assert part, "closed although each request was answered in time"
         await pass_time(clock, REQUEST_TIMEOUT / 2, port)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_reply_harms_nobody(
-    serve: Serve, client: httpx.AsyncClient, connect_unread: Connect, caplog: pytest.LogCaptureFixture
+    serve: Serve,
+    client: httpx.AsyncClient,
+    connect_unread: Connect,
+    logs: list[EventDict],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     body = b"x" * BIG
     port = await serve(lambda: body)
     with caplog.at_level(logging.DEBUG, "trio_federation"):
         for _ in range(5):
-            stream = await connect_unread(port)
-            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
-            await stream.aclose()
+            await drop(await connect_unread(port))
         body = b"up 1\n"
         with trio.fail_after(3):
             assert (await client.get(f"http://127.0.0.1:{port}/metrics")).text == "up 1\n"
+    assert logs == []
     assert not caplog.records
 
 
 async def test_http2_data_after_the_answer_ends_that_connection_only(
-    serve: Serve, client: httpx.AsyncClient, connect: Connect, caplog: pytest.LogCaptureFixture
+    serve: Serve, client: httpx.AsyncClient, connect: Connect, clock: trio.testing.MockClock, logs: list[EventDict]
 ) -> None:
     port = await serve()
-    stream = await connect(port)
+    for _ in range(3):
+        await send_data_after_the_answer(await connect(port))
+    assert (await client.get(f"http://127.0.0.1:{port}/metrics")).text == "up 1\n"
+    told = [(line["event"], line["log_level"], line["server"]) for line in logs]
+    assert told == [("http_connection_failed", level, "metrics") for level in ("warning", "debug", "debug")]
+    await pass_time(clock, WARNING_INTERVAL, port)
+    await send_data_after_the_answer(await connect(port))
+    assert (await client.get(f"http://127.0.0.1:{port}/metrics")).text == "up 1\n"
+    assert (logs[-1]["log_level"], logs[-1]["more"]) == ("warning", 2)
+
+
+async def drop(stream: trio.SocketStream) -> None:
+    """Close with a reset."""
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await stream.aclose()
+
+
+async def send_data_after_the_answer(stream: trio.SocketStream) -> None:
+    """An HTTP/2 client that goes on with a request that has been answered; until the server closes."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     connection.initiate_connection()
     connection.send_headers(1, [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "test")])
@@ -425,10 +497,6 @@ async def test_http2_data_after_the_answer_ends_that_connection_only(
     connection.send_data(1, b"x")
     await stream.send_all(connection.data_to_send())
     await read_to_end(stream)
-    assert (await client.get(f"http://127.0.0.1:{port}/metrics")).text == "up 1\n"
-    lines = [record.getMessage() for record in caplog.records if record.name == "trio_federation.admin"]
-    assert len(lines) == 1
-    assert "the others go on" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -465,7 +533,9 @@ async def test_past_the_limit_the_oldest_connection_makes_room(
         assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_failing_application_costs_one_answer(nursery: trio.Nursery, client: httpx.AsyncClient) -> None:
+async def test_a_failing_application_costs_one_answer(
+    nursery: trio.Nursery, client: httpx.AsyncClient, logs: list[EventDict]
+) -> None:
     calls = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -477,6 +547,8 @@ async def test_a_failing_application_costs_one_answer(nursery: trio.Nursery, cli
     for _ in range(2):
         assert (await client.get(f"http://127.0.0.1:{port}/")).status_code == 500
     assert calls == 2
+    told = [(line["event"], line["server"], line["path"]) for line in logs]
+    assert told == [("http_answer_failed", "admin", "/")] * 2
 
 
 async def test_a_hanging_application_ends_with_its_time(
@@ -503,7 +575,9 @@ async def test_a_hanging_application_ends_with_its_time(
 async def test_cancelling_ends_at_once_whatever_the_clients_do(connect: Connect, connect_unread: Connect) -> None:
     clients: list[trio.SocketStream] = []
     async with trio.open_nursery() as nursery:
-        port = await nursery.start(partial(serve_metrics, "127.0.0.1", 0, exposition=lambda: b"x" * BIG))
+        port = await nursery.start(
+            partial(serve_http, metrics_app(answers(lambda: b"x" * BIG)), "127.0.0.1", 0, section="metrics")
+        )
         for begun in (b"", b"GET /metrics HT", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
             clients.append(await connect(port, begun))
         clients += [await connect_unread(port) for _ in range(3)]
@@ -514,5 +588,5 @@ async def test_cancelling_ends_at_once_whatever_the_clients_do(connect: Connect,
         assert len(await read_to_end(client)) < BIG
     # the port is free again
     async with trio.open_nursery() as nursery:
-        assert await nursery.start(partial(serve_metrics, "127.0.0.1", port, exposition=lambda: b"")) == port
+        assert await nursery.start(partial(serve_metrics, "127.0.0.1", port)) == port
         nursery.cancel_scope.cancel()

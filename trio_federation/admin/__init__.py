@@ -1,7 +1,9 @@
-"""The HTTP side of a process: metrics and health now, what is asked about capacity later. `app.py` holds the answers,
-`server.py` the sockets; neither holds a rule about capacity."""
+"""The HTTP side of a process: metrics, health, what is asked about capacity, and the web page. `app.py` holds the
+paths, `api.py` what is under /v1, `page.html` the page, `protection.py` whom they answer, `answers.py` what they ask of
+the process, `server.py` the sockets. None holds a rule about capacity."""
 
-from trio_federation.admin.app import metrics_app
-from trio_federation.admin.server import serve_http, serve_metrics
+from trio_federation.admin.answers import Answers
+from trio_federation.admin.app import admin_app, metrics_app
+from trio_federation.admin.server import serve_http
 
-__all__ = ["metrics_app", "serve_http", "serve_metrics"]
+__all__ = ["Answers", "admin_app", "metrics_app", "serve_http"]

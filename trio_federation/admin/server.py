@@ -18,12 +18,13 @@ or its last answer, however slowly bytes drip in."""
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -32,43 +33,21 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trio_federation.admin.app import metrics_app
 from trio_federation.errors import FederationError
 
-logger = logging.getLogger("trio_federation.admin")
+log = structlog.get_logger("trio_federation.admin")
 
 #: Seconds that a connection may stay open without a request, or with one that is not complete.
 IDLE_TIMEOUT = 5.0
 #: Seconds from a connection's start to its first request, and from each request to the end of its answer, which the
 #: client has to read, or to the next request.
 REQUEST_TIMEOUT = 10.0
-#: Open connections; one more, and the oldest is closed. Far above what scrapers and probes need, and far below the
-#: number of files that a process may usually open, so that nobody who connects can starve the streams to the hubs.
+#: Open connections; one more, and the oldest that waits for no answer is closed, or the oldest of all. Far above what
+#: scrapers and probes need, and far below the number of files that a process may usually open, so that nobody who
+#: connects can starve the streams to the hubs.
 MAX_CONNECTIONS = 100
-
-
-async def serve_metrics(
-    host: str,
-    port: int,
-    *,
-    exposition: Callable[[], bytes],
-    healthy: Callable[[], bool] = lambda: True,
-    idle_timeout: float = IDLE_TIMEOUT,
-    request_timeout: float = REQUEST_TIMEOUT,
-    max_connections: int = MAX_CONNECTIONS,
-    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
-) -> NoReturn:
-    """Serve `/metrics` and `/healthz` until cancelled: `metrics_app` has the answers, `serve_http` the rest."""
-    await serve_http(
-        metrics_app(exposition=exposition, healthy=healthy),
-        host,
-        port,
-        section="metrics",
-        idle_timeout=idle_timeout,
-        request_timeout=request_timeout,
-        max_connections=max_connections,
-        task_status=task_status,
-    )
+#: Seconds between warnings about connections that failed: what a client can cause, it can cause often.
+WARNING_INTERVAL = 60.0
 
 
 async def serve_http(
@@ -98,38 +77,56 @@ async def serve_http(
         ) from error
     config = Config()
     config.accesslog = None
-    config.errorlog = logger
+    config.errorlog = logging.getLogger("trio_federation.admin")
     config.include_server_header = False
     config.keep_alive_timeout = idle_timeout
-    connections = _Connections(app, config, request_timeout=request_timeout, limit=max_connections)
+    connections = _Connections(app, config, section=section, request_timeout=request_timeout, limit=max_connections)
     task_status.started(listeners[0].socket.getsockname()[1])
     await trio.serve_listeners(connections.serve, listeners)
+
+
+class _Connection:
+    """One open connection: what is left of its time, and how many of its requests are being answered."""
+
+    __slots__ = ("answering", "time_left")
+
+    def __init__(self, time_left: trio.CancelScope) -> None:
+        self.time_left = time_left
+        self.answering = 0
 
 
 class _Connections:
     """The open connections of one server."""
 
-    def __init__(self, app: ASGIApp, config: Config, *, request_timeout: float, limit: int) -> None:
+    def __init__(self, app: ASGIApp, config: Config, *, section: str, request_timeout: float, limit: int) -> None:
         self._app = app
         self._config = config
+        self._section = section
         self._context = WorkerContext(max_requests=None)
         self._request_timeout = request_timeout
         self._limit = limit
-        #: what is left of each connection's time, the oldest connection first
-        self._open: dict[trio.CancelScope, None] = {}
+        #: the oldest first
+        self._open: dict[_Connection, None] = {}
+        self._warned_at = -math.inf
+        self._not_warned = 0
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Speak to one client until either side ends it. Raises no Exception, whatever the client sends."""
         while len(self._open) >= self._limit:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.cancel()
-        time_left = trio.CancelScope(deadline=trio.current_time() + self._request_timeout)
-        self._open[time_left] = None
+            self._end_one()
+        connection = _Connection(trio.CancelScope(deadline=trio.current_time() + self._request_timeout))
+        self._open[connection] = None
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            time_left.deadline = trio.current_time() + self._request_timeout
-            await self._app(scope, receive, send)
+            connection.time_left.deadline = trio.current_time() + self._request_timeout
+            connection.answering += 1
+            try:
+                await self._app(scope, receive, send)
+            except Exception as error:
+                # Left to hypercorn, it would be told without a name. The client gets 500, or the end of the connection.
+                log.error("http_answer_failed", server=self._section, path=scope.get("path"), exc_info=error)
+            finally:
+                connection.answering -= 1
 
         # hypercorn's types describe ASGI more closely than starlette's do, and only the encrypted kind of stream
         wrapped: Any = ASGIWrapper(app)  # type: ignore[arg-type]
@@ -137,15 +134,36 @@ class _Connections:
         handler = TCPServer(wrapped, self._config, self._context, state, stream)  # type: ignore[arg-type]
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_guard, stream, time_left, nursery.cancel_scope)
+                nursery.start_soon(_guard, stream, connection.time_left, nursery.cancel_scope)
                 await handler.run()
                 nursery.cancel_scope.cancel()
         except* Exception as errors:
-            # One line: what a client can cause, it can cause often. The traceback is there for whoever looks for it.
-            verbose = logger.isEnabledFor(logging.DEBUG)
-            logger.warning("an HTTP connection failed and was closed; the others go on: %r", errors, exc_info=verbose)
+            self._tell(errors)
         finally:
-            self._open.pop(time_left, None)
+            self._open.pop(connection, None)
+
+    def _end_one(self) -> None:
+        """Whoever connects and asks for nothing must not end an answer that somebody waits for."""
+        oldest = next(iter(self._open))
+        ended = next((connection for connection in self._open if not connection.answering), oldest)
+        del self._open[ended]
+        ended.time_left.cancel()
+
+    def _tell(self, errors: ExceptionGroup[Exception]) -> None:
+        """One line, and not for every connection; the tracebacks are there for whoever looks for them."""
+        if trio.current_time() < self._warned_at + WARNING_INTERVAL:
+            self._not_warned += 1
+            log.debug("http_connection_failed", server=self._section, error=repr(errors), exc_info=errors)
+            return
+        log.warning(
+            "http_connection_failed",
+            server=self._section,
+            error=repr(errors),
+            more=self._not_warned,
+            exc_info=errors if logging.getLogger("trio_federation.admin").isEnabledFor(logging.DEBUG) else None,
+        )
+        self._warned_at = trio.current_time()
+        self._not_warned = 0
 
 
 async def _guard(stream: trio.SocketStream, time_left: trio.CancelScope, connection: trio.CancelScope) -> None:

@@ -1,0 +1,36 @@
+"""What the HTTP side asks of the process that it belongs to, as functions that are handed in. How an answer is found is
+the business of those rooms; how it is asked for and written down is in `app.py` and `api.py`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from trio_federation.registry import Registry
+from trio_federation.router import Placement
+
+#: `place(namespace, env, group, reserve)`: where a create should go; `reserve` False only asks.
+Place: TypeAlias = Callable[[str, str, str, bool], Placement]
+
+
+def _alive() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Where the answers come from. Every function is called in Trio's thread, and must neither block nor wait for
+    anything outside of this process: a probe is answered from memory, whatever hangs."""
+
+    #: Prometheus' text format, in pieces. It is closed early where the client goes away. Where it raises before the
+    #: first piece, the scrape is answered with 500; later, the connection breaks, so that nobody takes a part for all.
+    exposition: Callable[[], AsyncIterator[bytes]]
+    #: what `/readyz` says, made of what JSON can say; "ready", a bool, decides between 200 and 503
+    readiness: Callable[[], dict[str, Any]]
+    #: whether `/healthz` says "ok" or 503
+    healthy: Callable[[], bool] = _alive
+    #: what this cluster knows; None: this process runs no agent
+    registry: Registry | None = None
+    #: where a create should go; None: this process runs no agent
+    place: Place | None = None
