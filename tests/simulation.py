@@ -17,7 +17,7 @@ from trio_federation.capacity import Capacity, Change
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import Endpoint, Federation, HubSettings, Secret
 from trio_federation.errors import Unavailable
-from trio_federation.hookspecs import CapacitySink, CapacitySource
+from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
 from trio_federation.hub import Hub
 from trio_federation.identity import call_metadata
 from trio_federation.registry import Registry
@@ -276,6 +276,11 @@ class ScriptedHub:
         self.nursery.start_soon(self._server.serve, stream)
 
 
+def always(plugin: T) -> Callable[[], T]:
+    """What "makes" a plugin that the test holds on to: the same one every time."""
+    return lambda: plugin
+
+
 # --- clusters --------------------------------------------------------------------------------------------------------
 
 
@@ -288,8 +293,9 @@ class AgentProcess:
         self.agent = Agent(
             cluster.cluster_id,
             simulation.settings,
-            sources={"set": cluster.source, **cluster.more_sources},
-            sinks=cluster.sinks,
+            sources={name: always(source) for name, source in {"set": cluster.source, **cluster.more_sources}.items()},
+            sinks={name: always(sink) for name, sink in cluster.sinks.items()},
+            filters={name: always(each) for name, each in cluster.filters.items()},
             hubs={name: self._unless_dead(route.dialer(self)) for name, route in cluster.routes.items()},
             credential=cluster.credential,
             clock=cluster.clock,
@@ -342,6 +348,7 @@ class SimulatedCluster:
         #: taken in at the next start, by name
         self.more_sources: dict[str, CapacitySource] = {}
         self.sinks: dict[str, CapacitySink] = {}
+        self.filters: dict[str, CapacityFilter] = {}
         #: by the hub's name
         self.routes = {hub.name: Route(name, hub) for hub in simulation.every_hub()}
         self.credential: str | None = SECRET

@@ -14,6 +14,10 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 
+#: Two moments until which a member is saturated are the same moment when they differ by less (seconds): sources tell it
+#: as a rest of time, which they measure anew with every report.
+_SAME_MOMENT = 1.0
+
 #: (cluster_id, namespace, env_name, member_pool); an aggregate row, whose pool is "", adds its scaling_group.
 Identity: TypeAlias = tuple[str, str, str, str] | tuple[str, str, str, str, str]
 
@@ -252,3 +256,24 @@ def _sum(group: str, records: list[Capacity]) -> Capacity:
         saturated_for=min((record.saturated_for for record in growing), default=0.0),
         observed_at=min((record.observed_at for record in records if record.observed_at is not None), default=None),
     )
+
+
+def same_value(one: Capacity, other: Capacity) -> bool:
+    """Whether two samples of one identity say the same, whenever they were taken. A rest of saturation that has shrunk
+    by the time that passed says the same."""
+    return (
+        one.idle == other.idle
+        and one.running == other.running
+        and one.pending == other.pending
+        and one.desired == other.desired
+        and one.capacity == other.capacity
+        and one.autoscaling_enabled == other.autoscaling_enabled
+        and one.state == other.state
+        and one.scaling_group == other.scaling_group
+        and (one.saturated_for > 0) == (other.saturated_for > 0)
+        and (one.saturated_for == 0 or abs(_saturated_until(one) - _saturated_until(other)) < _SAME_MOMENT)
+    )
+
+
+def _saturated_until(record: Capacity) -> float:
+    return (record.observed_at or 0.0) + record.saturated_for

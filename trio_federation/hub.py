@@ -13,6 +13,7 @@ import ssl
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import structlog
 import trio
@@ -82,6 +83,11 @@ class Hub:
         self._report_scopes: dict[Session, trio.CancelScope] = {}
         # In the order of their coming: a dict, since a set's order differs from run to run.
         self._watchers: dict[_Watcher, None] = {}
+        #: changes conflated for watchers that have left
+        self._conflated = 0
+        self.metrics.watchers(0)
+        self.metrics.reporters(0)
+        self.metrics.queue("watchers", self._waiting, self._all_conflated)
         self._told: set[tuple[str, str]] = set()
         self._server = FederationServer(
             self._report,
@@ -115,6 +121,27 @@ class Hub:
     def snapshot(self) -> list[Capacity]:
         """Every record that a new watcher would be told, sorted."""
         return sorted(self._shown(self._clock()), key=lambda record: record.sort_key)
+
+    def by_env(self) -> list[list[Capacity]]:
+        """The same, env by env."""
+        envs: dict[tuple[str, str], list[Capacity]] = {}
+        for record in self._shown(self._clock()):
+            envs.setdefault((record.namespace, record.env_name), []).append(record)
+        return list(envs.values())
+
+    def health(self) -> dict[str, Any]:
+        """How much it has to do, for `/readyz`."""
+        return {
+            "reporters": self._sessions.live(),
+            "watchers": len(self._watchers),
+            "records": self._store.held()["records"],
+        }
+
+    def _waiting(self) -> int:
+        return sum(len(watcher.outbox) for watcher in self._watchers)
+
+    def _all_conflated(self) -> int:
+        return self._conflated + sum(watcher.outbox.conflated for watcher in self._watchers)
 
     # Connections.
 
@@ -254,6 +281,7 @@ class Hub:
                     await self._send(call, message)
         finally:
             del self._watchers[watcher]
+            self._conflated += watcher.outbox.conflated
             self.metrics.watchers(len(self._watchers))
             log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
 

@@ -10,7 +10,10 @@ from typing import NoReturn
 import structlog
 import trio
 
+from trio_federation.clock import Clock
 from trio_federation.errors import RpcError, TooManyPings, Unavailable, Unimplemented
+from trio_federation.health import HubHealth, Tell
+from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.reporter import Reporter
@@ -29,43 +32,45 @@ _OBJECTION_TIME = 2.0
 
 
 class _Trouble:
-    """What goes wrong with one thing that is tried again and again: when to try next, and what is worth a line in the
-    log, which is the first failure of its kind and the recovery."""
+    """What goes wrong with one thing that is tried again and again: when to try next, and what the log and the hub's
+    health are told of it."""
 
-    def __init__(self, hub: str, what: str, generator: random.Random) -> None:
+    def __init__(self, health: HubHealth, what: str, clock: Clock, generator: random.Random) -> None:
         self.what = what
-        self._hub = hub
+        self._health = health
+        self._clock = clock
         self._backoff = Backoff(generator)
-        self._kind: type[RpcError] | None = None
-        self._failures = 0
 
     def delay(self, failure: RpcError, lived: float) -> float:
         """Seconds until the next try."""
         delay = self._backoff.delay(failure, lived)
-        self._failures += 1
-        tell = log.debug if type(failure) is self._kind else log.warning
-        self._kind = type(failure)
+        now = self._clock()
+        noted = self._health.failed(self.what, failure.message, now, kind=failure.status)
+        self._health.next_try = now + delay
+        event = "hub_failed"
         if isinstance(failure, Unimplemented):
-            tell("hub_is_older", hub=self._hub, call=self.what, error=failure.message, retry_in=round(delay, 1))
-        else:
-            tell("hub_failed", hub=self._hub, call=self.what, error=failure.message, retry_in=round(delay, 1))
+            event = "hub_is_older"
+            if noted.tell is Tell.SUMMARY:  # it will be older tomorrow, too
+                noted = noted._replace(tell=Tell.AGAIN)
+        details = {"hub": self._health.name, "call": self.what, "error": failure.message, "retry_in": round(delay, 1)}
+        tell_failure(log, noted, event, details)
         return delay
 
     def works(self) -> None:
         """It works now, which is worth a line."""
-        log.info("hub_works", hub=self._hub, call=self.what, failures_before=self._failures)
-        self.over()
+        before = self._health.worked(self.what, self._clock())
+        log.info("hub_works", hub=self._health.name, call=self.what, failures_before=before)
 
     def over(self) -> None:
         """It works now: the next failure is worth a line again."""
-        self._kind = None
-        self._failures = 0
+        self._health.over(self.what, self._clock())
 
 
 class HubLink:
     """One hub, for as long as the agent lives.
 
-    `name`: the hub as the configuration names it. `dial`: opens a stream to it. `metadata`: sent with each call."""
+    `name`: the hub as the configuration names it. `dial`: opens a stream to it. `metadata`: sent with each call.
+    `clock`: seconds."""
 
     def __init__(
         self,
@@ -77,29 +82,33 @@ class HubLink:
         metadata: Sequence[tuple[str, str]],
         keepalive: float,
         silence_limit: float,
+        clock: Clock,
         generator: random.Random,
         metrics: FederationMetrics,
     ) -> None:
         self.name = name
+        self.health = HubHealth(name, clock())
         self.reporter = reporter
         self.watcher = watcher
         self._dial = dial
         self._metadata = metadata
         self._keepalive = keepalive
         self._silence_limit = silence_limit
+        self._clock = clock
         self._metrics = metrics
         #: whether a call has worked on this connection, and whether that could be said of an earlier one, which broke
         self._worked = False
         self._broke = False
         self._stopping = trio.Event()
         self._stopped_at = 0.0
-        self._connecting = _Trouble(name, "connection", generator)
-        self._reporting = _Trouble(name, "report", generator)
-        self._watching = _Trouble(name, "watch", generator)
+        self._connecting = _Trouble(self.health, "connection", clock, generator)
+        self._reporting = _Trouble(self.health, "report", clock, generator)
+        self._watching = _Trouble(self.health, "watch", clock, generator)
         #: set when the hub has taken the withdrawal of everything, or nothing more can be done about it
         self.said_goodbye = trio.Event()
         for call in (self._reporting, self._watching):  # exported from the start, also of a hub that is never reached
             metrics.hub_connected(name, call.what, False)
+        metrics.queue(f"hub:{name}", lambda: reporter.waiting, lambda: reporter.conflated)
 
     async def run(self) -> NoReturn:
         """Keep the hub connected until cancelled."""
@@ -131,7 +140,7 @@ class HubLink:
         settings = ConnectionSettings(keepalive=self._keepalive, silence_limit=self._silence_limit)
         async with trio.open_nursery() as nursery:
             connection = await HubConnection.open(
-                nursery, stream, peer=self.name, metadata=self._metadata, settings=settings
+                nursery, stream, peer=self.name, metadata=self._metadata, settings=settings, traffic=self._traffic
             )
             try:
                 async with trio.open_nursery() as calls:
@@ -154,7 +163,7 @@ class HubLink:
             except (RpcError, BaseExceptionGroup) as error:
                 failure = _most_telling(failures_of(error, RpcError))
             finally:
-                self._metrics.hub_connected(self.name, trouble.what, False)
+                self._show(trouble, False)
             if connection.transport.is_closing():
                 raise failure
             await self._wait(trouble, failure, began)
@@ -163,7 +172,7 @@ class HubLink:
         async with connection.report() as call, trio.open_nursery() as nursery:
             # A hub answers before the end only to refuse, and that has to be noticed while nothing is being sent.
             nursery.start_soon(self._wait_answered, call)
-            await self.reporter.report(call)
+            await self.reporter.report(call, self._reported)
         self.said_goodbye.set()
 
     async def _wait_answered(self, call: ReportCall) -> None:
@@ -175,7 +184,7 @@ class HubLink:
     async def _watch(self, connection: HubConnection) -> None:
         async with connection.watch(WatchFederationRequest(spare_own_cluster=True)) as call:
             await self._wait_accepted(self._watching, call)
-            await self.watcher.watch(call)
+            await self.watcher.watch(call, self._received)
 
     async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> None:
         """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
@@ -186,9 +195,27 @@ class HubLink:
         if self._broke:
             self._broke = False
             self._metrics.hub_reconnected(self.name)
-        self._metrics.hub_connected(self.name, trouble.what, True)
         trouble.works()
         self._connecting.over()
+        self.health.next_try = None
+        self._show(trouble, True)
+
+    def _show(self, trouble: _Trouble, up: bool) -> None:
+        """Say whether a call is up."""
+        self.health.stream(trouble.what, up, self._clock())
+        self._metrics.hub_connected(self.name, trouble.what, up)
+
+    def _traffic(self, sent: int, received: int) -> None:
+        self._metrics.hub_bytes(self.name, sent, received)
+
+    def _received(self, records: int) -> None:
+        now = self._clock()
+        self.health.last_success = self.health.last_batch = now
+        self._metrics.hub_received(self.name, records, now)
+
+    def _reported(self, records: int) -> None:
+        self.health.last_success = self._clock()
+        self._metrics.hub_reported(self.name, records)
 
     def stop(self) -> None:
         """The agent stops: the hub is told that everything is withdrawn, on an open call, or in one more try where

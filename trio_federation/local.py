@@ -4,14 +4,26 @@ Pure: no I/O and no tasks; when to ask a source and when to tell a hub is decide
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from trio_federation.capacity import Capacity, Change, Fault, Identity, Origin, Withdrawal, change_fault, fault
+from trio_federation.capacity import (
+    Capacity,
+    Change,
+    Fault,
+    Identity,
+    Origin,
+    Withdrawal,
+    change_fault,
+    fault,
+    same_value,
+)
 
-#: Two moments until which a member is saturated are the same moment when they differ by less (seconds): sources tell it
-#: as a rest of time, which they measure anew with every report.
-_SAME_MOMENT = 1.0
+#: What others may know, where that is decided record by record: by identity the record to be told, or None where
+#: nothing is; for an identity that is missing it could not be decided. The whole is None where others may know
+#: everything.
+Reports: TypeAlias = Mapping[Identity, Capacity | None]
 
 
 @dataclass(slots=True)
@@ -44,13 +56,22 @@ class LocalTruth:
         self._seq = 0
         self._records: dict[str, dict[Identity, Capacity]] = {}
         self._owners: dict[Identity, str] = {}
+        #: what hubs are told, which filters may have changed or withheld
+        self._told: dict[Identity, Capacity] = {}
         self._gone: dict[Identity, tuple[Withdrawal, float]] = {}
         #: by source: when it last pushed a word on an identity, as long as a collect under way may not know of it
         self._pushed: dict[str, dict[Identity, float]] = {}
 
-    def collected(self, source: str, records: Iterable[Capacity], observed_at: float, now: float) -> Update:
+    def collected(
+        self,
+        source: str,
+        records: Iterable[Capacity],
+        observed_at: float,
+        now: float,
+        reports: Reports | None = None,
+    ) -> Update:
         """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn. What
-        it has pushed since then is newer, and stands."""
+        it has pushed since then is newer, and stands. `reports`: what others may know of it."""
         update = Update()
         origin = self._next()
         self._forget_gone(now)
@@ -64,13 +85,13 @@ class LocalTruth:
                 continue
             seen.add(record.identity)
             if record.identity not in pushed:
-                self._take(source, record, observed_at, now, origin, update)
+                self._take(source, record, observed_at, now, origin, reports, update)
         for identity in [identity for identity in held if identity not in seen and identity not in pushed]:
             self._drop(source, identity, origin, now, update)
         return update
 
-    def pushed(self, source: str, changes: Sequence[Change], now: float) -> Update:
-        """A source has told what has changed, and nothing of the rest."""
+    def pushed(self, source: str, changes: Sequence[Change], now: float, reports: Reports | None = None) -> Update:
+        """A source has told what has changed, and nothing of the rest. `reports`: what others may know of it."""
         update = Update()
         origin = self._next()
         self._forget_gone(now)
@@ -86,7 +107,7 @@ class LocalTruth:
         self._records.setdefault(source, {})
         for identity, change in last.items():
             if isinstance(change, Capacity):
-                self._take(source, change, now, now, origin, update)
+                self._take(source, change, now, now, origin, reports, update)
             elif self._owners.get(identity) == source:
                 self._drop(source, identity, origin, now, update)
             pushed[identity] = now
@@ -99,9 +120,7 @@ class LocalTruth:
         """All that a hub has to know: every record that still counts, and every withdrawal that it may have missed."""
         self._forget_gone(now)
         changes: list[Change] = [withdrawal for withdrawal, _ in self._gone.values()]
-        changes += [
-            record for records in self._records.values() for record in records.values() if self._counts(record, now)
-        ]
+        changes += [record for record in self._told.values() if self._counts(record, now)]
         return changes
 
     def withdrawn(self, now: float) -> list[Change]:
@@ -121,7 +140,14 @@ class LocalTruth:
         return Origin(self.instance, self._seq, self.started_at)
 
     def _take(
-        self, source: str, record: Capacity, observed_at: float, now: float, origin: Origin, update: Update
+        self,
+        source: str,
+        record: Capacity,
+        observed_at: float,
+        now: float,
+        origin: Origin,
+        reports: Reports | None,
+        update: Update,
     ) -> None:
         stamp = min(record.observed_at if record.observed_at is not None else observed_at, now)
         record = replace(record, observed_at=stamp, origin=origin)
@@ -129,13 +155,32 @@ class LocalTruth:
         owner = self._owners.get(identity, source)
         if owner != source:  # which has not vouched for it for a TTL, and so has lost it
             del self._records[owner][identity]
-        known = self._records.setdefault(source, {}).get(identity)
-        self._records[source][identity] = record
+        self._records.setdefault(source, {})[identity] = record
         self._owners[identity] = source
-        self._gone.pop(identity, None)
         update.samples.append(record)
+        if reports is None:
+            self._tell(record, now, update)
+        elif identity in reports:
+            report = reports[identity]
+            if report is None:
+                self._untell(identity, origin, now, update)
+            else:
+                # When it was true, and where it stands in our history, is not a filter's to say.
+                self._tell(replace(report, observed_at=stamp, origin=origin), now, update)
+        # else nobody knows what others may know: they keep what they were told before, until it is too old
+
+    def _tell(self, record: Capacity, now: float, update: Update) -> None:
+        known = self._told.get(record.identity)
+        self._told[record.identity] = record
+        self._gone.pop(record.identity, None)
         if known is None or not same_value(known, record) or self._was_silent(known, now):
             update.news.append(record)
+
+    def _untell(self, identity: Identity, origin: Origin, now: float, update: Update) -> None:
+        if self._told.pop(identity, None) is not None:
+            withdrawal = Withdrawal(identity, origin)
+            self._gone[identity] = (withdrawal, now + self.remember)  # at the end, since `_tell` takes an entry away
+            update.news.append(withdrawal)
 
     def _was_silent(self, known: Capacity, now: float) -> bool:
         """Whether nobody vouched for a record for so long that its source did not count as live: others may have lost
@@ -168,28 +213,5 @@ class LocalTruth:
     def _drop(self, source: str, identity: Identity, origin: Origin, now: float, update: Update) -> None:
         del self._records[source][identity]
         del self._owners[identity]
-        withdrawal = Withdrawal(identity, origin)
-        self._gone[identity] = (withdrawal, now + self.remember)  # at the end, since a record takes its entry away
-        update.samples.append(withdrawal)
-        update.news.append(withdrawal)
-
-
-def same_value(one: Capacity, other: Capacity) -> bool:
-    """Whether two samples of one identity say the same, whenever they were taken. A rest of saturation that has shrunk
-    by the time that passed says the same."""
-    return (
-        one.idle == other.idle
-        and one.running == other.running
-        and one.pending == other.pending
-        and one.desired == other.desired
-        and one.capacity == other.capacity
-        and one.autoscaling_enabled == other.autoscaling_enabled
-        and one.state == other.state
-        and one.scaling_group == other.scaling_group
-        and (one.saturated_for > 0) == (other.saturated_for > 0)
-        and (one.saturated_for == 0 or abs(_saturated_until(one) - _saturated_until(other)) < _SAME_MOMENT)
-    )
-
-
-def _saturated_until(record: Capacity) -> float:
-    return (record.observed_at or 0.0) + record.saturated_for
+        update.samples.append(Withdrawal(identity, origin))
+        self._untell(identity, origin, now, update)

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from trio_federation.config import Log, Secret
+from trio_federation.health import Failed, Tell
 
 #: Above the loggers of this project, as the standard library names them; libraries are outside of it.
 ROOT = "trio_federation"
@@ -26,6 +28,17 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     It may be made before `configure` and follows it from then on; what `.bind()` gave keeps the set-up of its time."""
     full = name if name == ROOT or name.startswith(f"{ROOT}.") else f"{ROOT}.{name}"
     return structlog.stdlib.get_logger(full)
+
+
+def tell_failure(log: FilteringBoundLogger, noted: Failed, event: str, details: Mapping[str, object]) -> None:
+    """A line about a failure, where it is worth one; one that sums up says how many there were and for how long. What
+    has been told already is left to those who debug."""
+    if noted.tell is Tell.AGAIN:
+        log.debug(event, **details)
+    elif noted.tell is Tell.SUMMARY:
+        log.warning(event, **details, failures=noted.in_a_row, for_seconds=round(noted.lasting))
+    else:
+        log.warning(event, **details)
 
 
 def configure(log: Log, stream: TextIO | None = None) -> None:

@@ -3,22 +3,24 @@ metrics. What each of them does is in its own room; this one only hands them to 
 
 from __future__ import annotations
 
+import platform
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 import trio
 
-from trio_federation.admin import serve_metrics
+from trio_federation.admin import Answers, admin_app, metrics_app, serve_http
 from trio_federation.agent import Agent
 from trio_federation.clock import trio_clock
 from trio_federation.config import Config, PluginTable
-from trio_federation.errors import ConfigurationError, PluginError
+from trio_federation.errors import ConfigurationError
 from trio_federation.hub import Hub
 from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import PluginManager, table_name
@@ -27,6 +29,9 @@ from trio_federation.rpc import Dialer, client_tls, open_listeners, server_tls, 
 log = structlog.get_logger("trio_federation.process")
 
 _P = TypeVar("_P")
+
+#: This package's.
+VERSION = version("trio-federation")
 
 #: Seconds that an agent gets to end before the rest of its process does: more than its own deadlines add up to.
 AGENT_DEADLINE = 4.0
@@ -42,6 +47,7 @@ class Running:
     agent: Agent | None
     hub: Hub | None
     metrics_port: int
+    admin_port: int
     hub_ports: list[int] = field(default_factory=list)
 
 
@@ -50,6 +56,7 @@ def faults(config: Config, plugins: PluginManager) -> list[str]:
     the contents of its TLS files. A line each."""
     found = [f"{config.path}: {line}" for table in config.source for line in plugins.source_faults(table)]
     found += [f"{config.path}: {line}" for table in config.sink for line in plugins.sink_faults(table)]
+    found += [f"{config.path}: {line}" for table in config.filter for line in plugins.filter_faults(table)]
     for make in (_client_tls, _server_tls):
         try:
             make(config)
@@ -76,22 +83,27 @@ async def run(
         log.warning("configuration", note=warning)
     for failure in plugins.failures:
         log.warning("plugin_failed", plugin=failure.name, package=failure.package, error=failure.error)
-    metrics = FederationMetrics()
+    metrics = FederationMetrics(started_at=trio_clock()())
+    metrics.build(
+        VERSION,
+        python=platform.python_version(),
+        trio=version("trio"),
+        grpclib=version("grpclib"),
+        betterproto2=version("betterproto2"),
+    )
     agent = _make_agent(config, plugins, generator, metrics) if config.has_agent else None
     hub = Hub(config.hub, metrics=metrics) if config.hub is not None else None
-    clock = trio_clock()
-
-    def exposition() -> bytes:
-        if agent is not None:
-            return agent.exposition()
-        return metrics.exposition(hub.snapshot() if hub is not None else [], now=clock())
-
+    answers = _answers(agent, hub, metrics, [str(failure) for failure in plugins.failures])
     async with trio.open_nursery() as nursery:
         services: list[trio.CancelScope] = []
         try:
-            metrics_bind = config.metrics.bind
+            at, admin_at = config.metrics.bind, config.admin.bind
             metrics_port = await _start(
-                nursery, services, partial(serve_metrics, metrics_bind.host, metrics_bind.port, exposition=exposition)
+                nursery, services, partial(serve_http, metrics_app(answers), at.host, at.port, section="metrics")
+            )
+            admin = admin_app(answers, host=admin_at.host)
+            admin_port = await _start(
+                nursery, services, partial(serve_http, admin, admin_at.host, admin_at.port, section="admin")
             )
             hub_ports: list[int] = []
             if hub is not None:
@@ -107,8 +119,9 @@ async def run(
                 hub_bind=str(hub.settings.bind) if hub is not None else None,
                 hub_ports=hub_ports,
                 metrics_port=metrics_port,
+                admin_port=admin_port,
             )
-            task_status.started(Running(agent, hub, metrics_port, hub_ports))
+            task_status.started(Running(agent, hub, metrics_port, admin_port, hub_ports))
             await trio.sleep_forever()
         finally:
             nursery.cancel_scope.cancel()
@@ -140,28 +153,60 @@ async def _start(
     return told
 
 
+def _answers(agent: Agent | None, hub: Hub | None, metrics: FederationMetrics, plugin_failures: list[str]) -> Answers:
+    """What is served over HTTP."""
+    clock = trio_clock()
+    began = clock()
+
+    def exposition() -> AsyncIterator[bytes]:
+        if agent is not None:
+            return agent.exposition()
+        return metrics.exposition(hub.by_env() if hub is not None else [], now=clock())
+
+    def readiness() -> dict[str, Any]:
+        if agent is not None:
+            known = agent.health()
+        else:
+            nothing: dict[str, Any] = {"sources": [], "sinks": [], "hubs": []}
+            known = {"why_not": [], "cluster_id": None, "mode": "hub", "uptime": round(clock() - began, 3)} | nothing
+        return {
+            "ready": not known["why_not"],
+            "version": VERSION,
+            **known,
+            "hub": hub.health() if hub is not None else None,
+            "plugin_failures": plugin_failures,
+        }
+
+    return Answers(
+        exposition=exposition,
+        readiness=readiness,
+        registry=agent.registry if agent is not None else None,
+        place=agent.place if agent is not None else None,
+    )
+
+
 def _make_agent(config: Config, plugins: PluginManager, generator: random.Random, metrics: FederationMetrics) -> Agent:
     clock = trio_clock()
     cluster_id = config.cluster_id or ""
     base_dir = (config.path or Path()).parent
 
-    def made(tables: tuple[PluginTable, ...], create: Callable[..., _P]) -> dict[str, _P]:
-        plugins_made = {}
-        for table in tables:
-            own = random.Random(generator.getrandbits(64))
-            try:
-                plugins_made[table_name(table)] = create(table, cluster_id, clock, own, base_dir)
-            except PluginError as error:
-                # A plugin that breaks costs its own records and nobody else's.
-                log.error("plugin_failed", plugin=table_name(table), error=str(error))
-        return plugins_made
+    def makers(tables: tuple[PluginTable, ...], create: Callable[..., _P]) -> dict[str, Callable[[], _P]]:
+        """What makes the plugin of each table, each time that it has to be made. A generator is one plugin's alone."""
+
+        def maker(table: PluginTable) -> Callable[[], _P]:
+            seed = generator.getrandbits(64)
+            return lambda: create(table, cluster_id, clock, random.Random(seed), base_dir)
+
+        return {table_name(table): maker(table) for table in tables}
 
     federation = config.federation
     return Agent(
         config.cluster_id,
         federation,
-        sources=made(config.source, plugins.create_source),
-        sinks=made(config.sink, plugins.create_sink),
+        sources=makers(config.source, plugins.create_source),
+        sinks=makers(config.sink, plugins.create_sink),
+        filters=makers(config.filter, plugins.create_filter),
+        isolated=True,
         hubs=_dialers(config) if config.enabled else {},
         credential=federation.secret.reveal() if federation.secret is not None else None,
         clock=clock,

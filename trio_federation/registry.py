@@ -7,9 +7,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop
 from typing import NamedTuple
 
-from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal, change_fault, fault
+from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal, change_fault, fault, same_value
 from trio_federation.clock import Clock, HasCurrentTime, as_clock
 from trio_federation.samples import SampleTable
 
@@ -47,6 +48,17 @@ class RegistryStatistics(NamedTuple):
     refused: dict[str, int]
 
 
+class RegistryHeld(NamedTuple):
+    """How much memory is in use, counted without looking at what it is used for."""
+
+    #: records, those included that are shadowed, or have run out and are not freed yet
+    records: int
+    #: withdrawn identities still remembered
+    tombstones: int
+    #: clusters with a known current instance
+    instances: int
+
+
 class _Segment:
     """What one cluster says of one env."""
 
@@ -66,8 +78,11 @@ class _IndexedTable(SampleTable):
         super().__init__(ttl=ttl, tombstone_ttl=tombstone_ttl, silence_limit=silence_limit)
         #: by (namespace, env_name), then by cluster_id
         self.envs: dict[tuple[str, str], dict[str, _Segment]] = {}
+        #: counts the changes of what queries answer; a sample that only says again what is known is none
+        self.version = 0
 
     def record_added(self, record: Capacity) -> None:
+        self.version += 1
         clusters = self.envs.setdefault((record.namespace, record.env_name), {})
         segment = clusters.get(record.cluster_id)
         if segment is None:
@@ -78,6 +93,7 @@ class _IndexedTable(SampleTable):
             segment.aggregates[record.scaling_group] = record
 
     def record_replaced(self, old: Capacity, new: Capacity) -> None:
+        self.version += not same_value(old, new)
         segment = self.envs[new.namespace, new.env_name][new.cluster_id]
         if new.member_pool:
             segment.members[new.member_pool] = new
@@ -85,6 +101,7 @@ class _IndexedTable(SampleTable):
             segment.aggregates[new.scaling_group] = new
 
     def record_removed(self, record: Capacity) -> None:
+        self.version += 1
         env = (record.namespace, record.env_name)
         clusters = self.envs[env]
         segment = clusters[record.cluster_id]
@@ -145,6 +162,13 @@ class Registry:
     def now(self) -> float:
         """The registry's own time, in seconds: what `observed_at` is measured on."""
         return self._clock()
+
+    def version(self) -> int:
+        """A number that is another one after every change of what `snapshot` returns, ages aside: also when something
+        has run out, of which nobody else tells."""
+        with self._lock:
+            self._table.expire(self._clock())
+            return self._table.version
 
     def set_clock(self, clock: Clock | HasCurrentTime | None) -> None:
         """Read time from another clock from now on. Records keep the stamps that they have."""
@@ -234,6 +258,28 @@ class Registry:
             ]
         found.sort(key=lambda record: record.sort_key)
         return found
+
+    def by_env(self) -> Iterator[list[Capacity]]:
+        """Every fresh, unshadowed record, as one list for each env that has any, by namespace and env; a list is in no
+        particular order.
+
+        Each env is looked up when its turn comes, in one step, so that a caller may do other things between two of
+        them: an env is never seen half updated, but the next one may be newer than this one. Envs that come up after
+        the first step are left out, and so are those that are gone when their turn comes. No step looks at the records
+        of more than one env, and the first only makes a heap of the envs' names."""
+        with self._lock:
+            envs = list(self._table.envs)
+        # A heap gives the names in their order one by one, where sorting them all would hold up whoever waits.
+        heapify(envs)
+        while envs:
+            if records := self.records(*heappop(envs)):
+                yield records
+
+    def held(self) -> RegistryHeld:
+        """What is kept now, without looking for what has run out: the same cost whatever the size."""
+        with self._lock:
+            held = self._table.held()
+        return RegistryHeld(held["records"], held["tombstones"], held["instances"])
 
     def __len__(self) -> int:
         """The number of records that `snapshot` would return."""

@@ -4,7 +4,7 @@ business, when to connect `link.py`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -21,6 +21,10 @@ from trio_federation.wire import AT_ONCE, report_messages
 DEBOUNCE = 0.2
 
 
+def _ignore(_records: int) -> None:
+    pass
+
+
 class Reporter:
     """One hub's share of the reporting. It outlives calls, and holds what is still to be said to this hub: no more than
     the newest change of each identity, however long the hub takes."""
@@ -31,6 +35,7 @@ class Reporter:
         self._settings = settings
         self._outbox = Outbox()
         self._something = trio.Event()
+        self._sent: Callable[[int], None] = _ignore
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
         #: whether a report call is open
@@ -51,11 +56,23 @@ class Reporter:
         self.stopping = True
         self._something.set()
 
-    async def report(self, call: ReportCall) -> None:
-        """Use an open call until the agent stops; then the call is ended, and the hub's answer is still to come.
+    @property
+    def waiting(self) -> int:
+        """Changes that wait to be sent."""
+        return len(self._outbox)
+
+    @property
+    def conflated(self) -> int:
+        """Changes that a newer one has replaced while they waited, since the start."""
+        return self._outbox.conflated
+
+    async def report(self, call: ReportCall, sent: Callable[[int], None] = _ignore) -> None:
+        """Use an open call until the agent stops; then the call is ended, and the hub's answer is still to come. `sent`
+        is told of the number of records in each message that the hub has taken.
 
         Raises an RpcError when the call fails."""
         self.reporting = True
+        self._sent = sent
         try:
             resync_at = trio.current_time()
             # The first resync comes early. Where this process takes over from one that started together with it, the
@@ -89,3 +106,4 @@ class Reporter:
                 if scope.cancelled_caught:
                     raise Unavailable(f"took no message for {self._settings.silence_limit:g} s", peer=call.peer)
                 self.has_reported = True
+                self._sent(len(message.items))

@@ -24,26 +24,40 @@ OLDER_HUB = 300.0
 
 
 class Backoff:
-    """Delays for one thing that fails and is tried again."""
+    """Delays for one thing that fails and is tried again.
 
-    def __init__(self, generator: random.Random) -> None:
+    The first delay is drawn from up to `first` seconds; the bound doubles up to `longest`. `least`: the part of the
+    bound below which no delay is drawn; 0 is full jitter. The bound is capped before the draw, so that delays at the
+    cap are as spread as any."""
+
+    def __init__(
+        self, generator: random.Random, *, first: float = FIRST, longest: float = LONGEST, least: float = 0.0
+    ) -> None:
         self._random = generator
+        self._first = first
+        self._longest = max(first, longest)
+        self._least = least
         self._failures = 0
 
     def delay(self, error: RpcError, lived: float) -> float:
-        """Seconds to wait after a failure of something that had worked for `lived` seconds.
-
-        Full jitter: anything from 0 up to the current bound, and the bound itself is capped before the draw, so that
-        delays at the cap are as spread as any."""
+        """Seconds to wait after a call has failed that had worked for `lived` seconds."""
         if isinstance(error, Unimplemented):
             return OLDER_HUB
         if isinstance(error, AlreadyExists):
             return self._random.uniform(*TAKEOVER)
+        return self.again(lived)
+
+    def again(self, lived: float) -> float:
+        """Seconds to wait after a failure of something that had worked for `lived` seconds."""
         if lived >= STABLE:
-            self._failures = 0
-        bound = min(LONGEST, FIRST * 2 ** min(self._failures, 30))
+            self.reset()
+        bound = min(self._longest, self._first * 2 ** min(self._failures, 30))
         self._failures += 1
-        return self._random.uniform(0.0, bound)
+        return self._random.uniform(self._least * bound, bound)
+
+    def reset(self) -> None:
+        """It works: the next failure is the first again."""
+        self._failures = 0
 
 
 def failures_of(error: BaseException, kind: type[_E]) -> list[_E]:

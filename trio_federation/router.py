@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -23,6 +23,21 @@ class Tier(StrEnum):
     GROW = "grow"
     SATURATED = "saturated"
     FULL = "full"
+
+
+class Rule(StrEnum):
+    """Which branch of the decision a placement came from."""
+
+    #: the local cluster has idle
+    LOCAL_IDLE = "local_idle"
+    #: another cluster has idle, and the local one has not
+    FOREIGN_IDLE = "foreign_idle"
+    #: nobody has idle, and another cluster can grow
+    FOREIGN_GROWTH = "foreign_growth"
+    #: nobody has idle, and the local cluster can grow itself
+    LOCAL_GROWTH = "local_growth"
+    #: nobody else has room: the create waits for the local autoscaler
+    NOTHING_ANYWHERE = "nothing_anywhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,8 @@ class Placement:
     reason: str
     #: every foreign member that was looked at, best first
     candidates: tuple[Candidate, ...]
+    #: the same in one word, for programs
+    rule: Rule
 
 
 class Reservations(Protocol):
@@ -92,7 +109,8 @@ class NoReservations:
 class Router:
     """Decides placements from a Registry (semantics.md, "Placement"). Costs time in the members of the one env.
 
-    `random`: where placement ids come from; by default the operating system."""
+    `random`: where placement ids come from; by default the operating system. `placed`: told of every placement that
+    reserves."""
 
     def __init__(
         self,
@@ -100,16 +118,25 @@ class Router:
         *,
         reservations: Reservations | None = None,
         random: random.Random | None = None,
+        placed: Callable[[Placement], None] | None = None,
     ) -> None:
         self.registry = registry
         self._reservations: Reservations = reservations if reservations is not None else NoReservations()
         self._random = random if random is not None else _system_random()
+        self._placed = placed
 
     def place(self, namespace: str, env_name: str, group: str = "", *, reserve: bool = True) -> Placement:
         """Where a create of this env (and, unless "", this scaling group) should go.
 
         `reserve`: whether the placement counts against the chosen member until a report shows it; False only asks. As
-        long as there are no reservations (`NoReservations`) both do the same."""
+        long as there are no reservations (`NoReservations`) both do the same, but that what only asks is not counted in
+        metrics."""
+        placement = self._decide(namespace, env_name, group)
+        if reserve and self._placed is not None:
+            self._placed(placement)
+        return placement
+
+    def _decide(self, namespace: str, env_name: str, group: str) -> Placement:
         now = self.registry.now()
         local_cluster_id = self.registry.local_cluster_id
         records = self.registry.records(namespace, env_name)
@@ -119,21 +146,25 @@ class Router:
         env = f"{namespace}/{env_name}" + (f" (group {group})" if group else "")
 
         if local_idle > 0:
-            return self._local(offers, now, f"{local_cluster_id} has {local_idle} idle for {env}", "not needed")
+            reason = f"{local_cluster_id} has {local_idle} idle for {env}"
+            return self._local(offers, now, Rule.LOCAL_IDLE, reason, "not needed")
         best = offers[0] if offers and offers[0].tier in (Tier.IDLE, Tier.GROW) else None
         here = f"{local_cluster_id} has none idle for {env}" if local else f"{local_cluster_id} does not have {env}"
         if best is None:
-            return self._local(offers, now, f"{here} and nobody else has room: wait for the local autoscaler", "")
+            reason = f"{here} and nobody else has room: wait for the local autoscaler"
+            return self._local(offers, now, Rule.NOTHING_ANYWHERE, reason, "")
         if best.tier is Tier.GROW and any(_can_grow(record, now) for record in local):
             reason = f"{here}, nobody else has one idle, and {local_cluster_id} can grow"
-            return self._local(offers, now, reason, "no idle, and the local cluster can grow")
-        offered = f"{best.idle} idle" if best.tier is Tier.IDLE else f"room to grow ({_headroom(best.headroom)})"
+            return self._local(offers, now, Rule.LOCAL_GROWTH, reason, "no idle, and the local cluster can grow")
+        idle = best.tier is Tier.IDLE
+        rule = Rule.FOREIGN_IDLE if idle else Rule.FOREIGN_GROWTH
+        offered = f"{best.idle} idle" if idle else f"room to grow ({_headroom(best.headroom)})"
         candidates = tuple(_candidate(offer, now, _verdict(offer, best)) for offer in offers)
-        return Placement(self._id(), False, best.target, f"{here}; {best.target} has {offered}", candidates)
+        return Placement(self._id(), False, best.target, f"{here}; {best.target} has {offered}", candidates, rule)
 
-    def _local(self, offers: list[_Offer], now: float, reason: str, verdict: str) -> Placement:
+    def _local(self, offers: list[_Offer], now: float, rule: Rule, reason: str, verdict: str) -> Placement:
         candidates = tuple(_candidate(offer, now, _verdict(offer, None) or verdict) for offer in offers)
-        return Placement(self._id(), True, None, reason, candidates)
+        return Placement(self._id(), True, None, reason, candidates, rule)
 
     def _id(self) -> str:
         return f"{self._random.getrandbits(64):016x}"

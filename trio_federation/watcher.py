@@ -19,6 +19,10 @@ from trio_federation.wire import changes_of
 Refused = Callable[[Sequence[Fault]], None]
 
 
+def _ignore(_records: int) -> None:
+    pass
+
+
 class Watcher:
     """One hub's share of the watching. `deliver`: where changes go. `refused`: told of what was dropped, and why."""
 
@@ -32,12 +36,14 @@ class Watcher:
         #: whether a watch call is open and the hub has answered on it
         self.watching = False
 
-    async def watch(self, call: WatchCall) -> None:
-        """Take in broadcasts until the call fails, with an RpcError."""
+    async def watch(self, call: WatchCall, received: Callable[[int], None] = _ignore) -> None:
+        """Take in broadcasts until the call fails, with an RpcError. `received` is told of the number of records in
+        each of them."""
         try:
             while True:
                 broadcast = await call.receive()
                 self.watching = True
+                received(len(broadcast.items))
                 changes = self._take(broadcast)
                 if changes:
                     await self._deliver.send(changes)

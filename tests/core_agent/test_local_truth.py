@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal
-from trio_federation.local import LocalTruth, Update, same_value
+from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal, same_value
+from trio_federation.local import LocalTruth, Update
 from trio_federation.samples import SampleTable
 
 TTL = 30.0

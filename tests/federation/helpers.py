@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import trio
-from prometheus_client.parser import text_string_to_metric_families
 from structlog.typing import EventDict
 
 from trio_federation.agent import Agent
@@ -44,13 +43,18 @@ async def take_everything(call: IncomingReport) -> None:
 
 
 def counted(process: Agent | Hub, name: str, **labels: str) -> float:
-    """The value of one metric of an agent or a hub, as Prometheus reads it; 0 where it is not exported."""
-    text = process.exposition() if isinstance(process, Agent) else process.metrics.exposition([])
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            if sample.name == name and sample.labels == labels:
-                return sample.value
-    return 0.0
+    """The sum of the series of one metric of an agent or a hub that have these labels; 0 where there is none."""
+    return sum(
+        sample.value
+        for family in process.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+async def exposition(agent: Agent) -> str:
+    """What a scrape of an agent gets."""
+    return b"".join([chunk async for chunk in agent.exposition()]).decode()
 
 
 def lines(logs: Sequence[EventDict], event: str) -> list[EventDict]:

@@ -4,6 +4,7 @@ agent, and that no hub's trouble is another's."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from structlog.typing import EventDict
 from trio.testing import MockClock
 
 from tests.federation.helpers import counted, item, lines, take_everything
-from tests.simulation import SECRET, ScriptedHub, ScriptedSource, member, sampled, simulated_federation
+from tests.simulation import SECRET, ScriptedHub, ScriptedSource, always, member, sampled, simulated_federation
 from trio_federation.agent import Agent
 from trio_federation.config import Federation
 from trio_federation.errors import RpcError, Unauthenticated, Unavailable, Unimplemented
@@ -48,7 +49,7 @@ def agent_of(*diallers: Dialler) -> Agent:
     source.set(member("west", idle=3))
     hubs = {f"hub-{number}": dialler for number, dialler in enumerate(diallers)}
     return Agent(
-        "west", Federation(), sources={"set": source}, hubs=hubs, credential=SECRET, generator=random.Random(0)
+        "west", Federation(), sources={"set": always(source)}, hubs=hubs, credential=SECRET, generator=random.Random(0)
     )
 
 
@@ -109,12 +110,12 @@ async def test_a_bug_inside_a_call_ends_the_agent_and_the_hubs_are_told(
         source.set(member("east", idle=3))
         east = fed.add("east")
         diallers = {name: route.dialer(east) for name, route in east.routes.items()}
-        agent = Agent("east", fed.settings, sources={"set": source}, hubs=diallers, credential=SECRET)
+        agent = Agent("east", fed.settings, sources={"set": always(source)}, hubs=diallers, credential=SECRET)
         real = Reporter.report
 
-        async def report(self: Reporter, call: ReportCall) -> None:
+        async def report(self: Reporter, call: ReportCall, sent: Callable[[int], None]) -> None:
             if self is not agent.links[0].reporter:
-                return await real(self, call)
+                return await real(self, call, sent)
             await trio.sleep(3.0)
             raise TypeError("a bug")
 

@@ -10,8 +10,8 @@ import trio
 from structlog.typing import EventDict
 from trio.testing import MockClock
 
-from tests.federation.helpers import ListSink, counted, item, lines, take_everything
-from tests.simulation import SECRET, ScriptedHub, ScriptedSource, member, sampled, simulated_federation
+from tests.federation.helpers import ListSink, counted, exposition, item, lines, take_everything
+from tests.simulation import SECRET, ScriptedHub, ScriptedSource, always, member, sampled, simulated_federation
 from trio_federation.agent import Agent
 from trio_federation.config import Endpoint, Federation
 from trio_federation.link import HubLink
@@ -128,8 +128,8 @@ async def test_a_single_cluster_starts_no_stream(
     agent = Agent(
         cluster_id,
         Federation(hubs=(Endpoint("hub", 7443),)),
-        sources={"set": source},
-        sinks={"list": sink},
+        sources={"set": always(source)},
+        sinks={"list": always(sink)},
         hubs={} if why == "no hub" else {"hub": dial},
         credential=None if why == "no hub" else SECRET,
         generator=random.Random(0),
@@ -141,17 +141,9 @@ async def test_a_single_cluster_starts_no_stream(
         assert agent.registry.local_idle("ns", "env") == 3
         assert agent.registry.best_foreign_member("ns", "env") is None
         assert agent.router.place("ns", "env").local
-        assert (
-            counted(
-                agent,
-                "agentbox_federation_env_idle",
-                cluster=agent.registry.local_cluster_id,
-                namespace="ns",
-                env="env",
-                group="",
-            )
-            == 3.0
-        )
+        cluster = agent.registry.local_cluster_id
+        series = f'agentbox_federation_env_idle{{cluster="{cluster}",env="env",group="",namespace="ns"}} 3.0'
+        assert series in (await exposition(agent)).splitlines()
         assert [record.idle for record in sink.snapshots[-1]] == [3]
         source.set()
         await trio.sleep(6.0)

@@ -102,8 +102,8 @@ async def test_a_burst_loses_no_final_state(autojump_clock: MockClock) -> None:
 
 
 async def test_a_source_that_stops_pushing_is_asked_again(autojump_clock: MockClock, logs: list[EventDict]) -> None:
-    """A watch that ends or breaks is the source's failure, counted under its name, and is begun again after the report
-    interval."""
+    """A watch that ends or breaks is the source's failure, counted under its name, and is begun again after a report
+    interval at most, since it worked meanwhile."""
 
     class Ending(ScriptedSource):
         begun = 0
@@ -120,8 +120,8 @@ async def test_a_source_that_stops_pushing_is_asked_again(autojump_clock: MockCl
         for cluster in fed.clusters.values():
             await cluster.start()
         await trio.sleep(14.9)
-        assert source.begun == 3
-        assert counted(fed["east"].agent, FAILURES, source="ending") == 3.0
+        assert 3 <= source.begun <= 6  # each time after half of the report interval to the whole of it
+        assert counted(fed["east"].agent, FAILURES, source="ending") == source.begun
         failed = lines(logs, "source_failed")
         assert {line["source"] for line in failed} == {"ending"}
         assert "410 Gone" in failed[0]["error"]
@@ -179,10 +179,10 @@ async def test_a_collect_that_hangs_is_given_up(autojump_clock: MockClock, logs:
         await trio.sleep(0.5)
         history = await sampled(60.0, lambda: max(fed["east"].ages("east"), default=99.0))
         assert max(history) <= 5.1
-        assert counted(fed["east"].agent, FAILURES, source="hanging") == 4.0
+        assert counted(fed["east"].agent, FAILURES, source="hanging") == 3.0
         assert counted(fed["east"].agent, FAILURES, source="set") == 0.0
         told = lines(logs, "source_failed")
-        assert [line["log_level"] for line in told] == ["warning", "debug", "debug", "debug"]
+        assert [line["log_level"] for line in told] == ["warning", "debug", "debug"]
         assert "15 s" in told[0]["error"]
         source.slowness = 0.0
         source.set(member("east", "p2", idle=2))

@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -17,8 +16,9 @@ import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
+from tests.federation.helpers import counted, exposition
 from tests.interop.peers import PATIENCE, SECRET, BrokenOff, GrpcHub, HubReport, LogWatch, Schema, record
-from tests.simulation import ScriptedSource, member
+from tests.simulation import ScriptedSource, always, member
 from trio_federation.agent import Agent
 from trio_federation.capacity import Capacity
 from trio_federation.config import Federation
@@ -66,12 +66,8 @@ class RunningAgent:
         return [row for row in self.agent.registry.snapshot() if row.cluster_id != "west"]
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one series that the agent exports; 0 without it."""
-        for family in text_string_to_metric_families(self.agent.exposition().decode()):
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return sample.value
-        return 0.0
+        """The value of one counter or gauge of the agent's health; 0 without it."""
+        return counted(self.agent, name, **labels)
 
 
 @asynccontextmanager
@@ -84,7 +80,7 @@ async def running_agent(
     agent = Agent(
         "west",
         settings or Federation(),
-        sources={"set": source},
+        sources={"set": always(source)},
         hubs={HUB: tcp_dialer("127.0.0.1", port, tls=tls)},
         credential=SECRET,
         generator=random.Random(1),
@@ -456,15 +452,19 @@ async def test_what_the_agent_exports_parses(schema: Schema) -> None:
             schema.broadcast(record("east", idle=2, running=4, desired=6, scaling_group="gpu"))
         )
         await west.wait_until(lambda: len(west.foreign()) == 1)
-        metric = partial(west.metric, namespace="ns", env="env")
+        families = list(text_string_to_metric_families(await exposition(west.agent)))
+        values = {
+            (sample.name, *map(sample.labels.get, ("cluster", "namespace", "env", "group"))): sample.value
+            for family in families
+            for sample in family.samples
+        }
         for group in ("", "gpu"):
             for name, value in (("idle", 2), ("running", 4), ("desired", 6)):
-                assert metric(f"agentbox_federation_env_{name}", cluster="east", group=group) == value
-            assert metric("agentbox_federation_env_idle", cluster="west", group=group) == 1
-        families = list(text_string_to_metric_families(west.agent.exposition().decode()))
+                assert values[f"agentbox_federation_env_{name}", "east", "ns", "env", group] == value
+            assert values["agentbox_federation_env_idle", "west", "ns", "env", group] == 1
         assert len({family.name for family in families}) == len(families)
         for family in families:
             assert family.documentation
-            assert family.type in ("gauge", "counter")
+            assert family.type in ("gauge", "counter", "histogram", "info")
             series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in family.samples]
             assert len(set(series)) == len(series)

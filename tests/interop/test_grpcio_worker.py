@@ -11,8 +11,8 @@ import grpc
 import pytest
 import trio
 import trustme
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.federation.helpers import counted
 from tests.interop.peers import SECRET, LogWatch, Refused, Schema, Worker, record
 from trio_federation.config import HubSettings, Secret
 from trio_federation.hub import Hub
@@ -36,12 +36,7 @@ class RunningHub:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one series that the hub exports; 0 without it."""
-        text = self.hub.metrics.exposition([]).decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return sample.value
-        return 0.0
+        return counted(self.hub, name, **labels)
 
 
 @asynccontextmanager

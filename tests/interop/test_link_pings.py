@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.interop.peers import LogWatch
 from tests.rpc.harness import RawPeer, new_link
-from tests.simulation import ScriptedSource, member
+from tests.simulation import ScriptedSource, always, member
 from trio_federation.agent import Agent
 from trio_federation.config import Federation
 
@@ -23,7 +23,7 @@ async def test_a_hub_that_forbids_pings_while_no_call_runs(logs: LogWatch, autoj
 
     source = ScriptedSource()
     source.set(member("west"))
-    agent = Agent("west", Federation(), sources={"set": source}, hubs={"hub": dial}, generator=random.Random(1))
+    agent = Agent("west", Federation(), sources={"set": always(source)}, hubs={"hub": dial}, generator=random.Random(1))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(agent.run)
         peer = RawPeer(link.server, client_side=False)

@@ -136,6 +136,13 @@ class Program:
         return port
 
     @property
+    def admin_port(self) -> int:
+        """Where it serves its admin interface. Only once it has started."""
+        (started,) = self.events("started")
+        port: int = started["admin_port"]
+        return port
+
+    @property
     def hub_port(self) -> int:
         """Where its hub listens. Only once it has started."""
         (started,) = self.events("started")
@@ -167,19 +174,20 @@ class Program:
         assert [line for line in self.lines if "Traceback" in line] == []
 
 
-async def start(nursery: trio.Nursery, *arguments: str | Path) -> Program:
-    """Start `trio-federation` with these arguments; killed when the nursery is cancelled, unless it has ended then."""
-    return await start_any(nursery, COMMAND, *arguments)
+async def start(nursery: trio.Nursery, *arguments: str | Path, **variables: str) -> Program:
+    """Start `trio-federation` with these arguments, and environment variables besides; killed when the nursery is
+    cancelled, unless it has ended then."""
+    return await start_any(nursery, COMMAND, *arguments, **variables)
 
 
-async def start_any(nursery: trio.Nursery, *command: str | Path) -> Program:
+async def start_any(nursery: trio.Nursery, *command: str | Path, **variables: str) -> Program:
     """Start any command; otherwise like `start`."""
     process = await trio.lowlevel.open_process(
         [str(part) for part in command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
+        env=environment() | variables,
     )
     started = Program(process, " ".join(str(part)[-40:] for part in command[1:]))
     nursery.start_soon(started.run)
@@ -249,7 +257,7 @@ def hub_file(path: Path, *, port: int = 0, secret: str, more: str = "", level: s
     """Write the configuration of a hub; its path."""
     path.write_text(
         f'[hub]\nbind = "127.0.0.1:{port}"\nsecret = "{secret}"\n{more}\n'
-        f'[metrics]\nbind = "127.0.0.1:0"\n[log]\nlevel = "{level}"\nformat = "json"\n'
+        f'[metrics]\nbind = "127.0.0.1:0"\n[admin]\nbind = "127.0.0.1:0"\n[log]\nlevel = "{level}"\nformat = "json"\n'
     )
     return path
 
@@ -272,6 +280,6 @@ def agent_file(
         f'[federation]\nhubs = ["127.0.0.1:{hub_port}"]\nreport_interval = "200ms"\n'
         + (f'secret = "{secret}"\n' if secret is not None else "")
         + f'{more}\n[[source]]\ntype = "fixtures"\npath = "{cluster_id}-capacity.toml"\n'
-        f'[metrics]\nbind = "127.0.0.1:0"\n[log]\nlevel = "{level}"\nformat = "json"\n'
+        f'[metrics]\nbind = "127.0.0.1:0"\n[admin]\nbind = "127.0.0.1:0"\n[log]\nlevel = "{level}"\nformat = "json"\n'
     )
     return path

@@ -34,9 +34,15 @@ async def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         hub = hub_file(tmp_path / "hub.toml", port=port, secret="s")
-        agent = agent_file(tmp_path / "west.toml", "west", {"west": 1}, hub_port=port, secret="s")
-        agent.write_text(agent.read_text().replace('"127.0.0.1:0"', f'"127.0.0.1:{port}"'))
-        ended = await run_all(hub=[COMMAND, "run", hub], metrics=[COMMAND, "run", agent])
+        files = {"hub": hub}
+        for section in ("metrics", "admin"):
+            agent = agent_file(tmp_path / f"{section}.toml", "west", {"west": 1}, hub_port=port, secret="s")
+            free = f'[{section}]\nbind = "127.0.0.1:0"'
+            assert free in agent.read_text()
+            agent.write_text(agent.read_text().replace(free, f'[{section}]\nbind = "127.0.0.1:{port}"'))
+            files[section] = agent
+        commands: dict[str, list[str | Path]] = {name: [COMMAND, "run", file] for name, file in files.items()}
+        ended = await run_all(**commands)
     for name, program in ended.items():
         assert program.process.returncode == 1
         assert program.output == ""

@@ -25,7 +25,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, end_of, to_error
 from trio_federation.rpc.codec import FederationCodec
-from trio_federation.rpc.transport import ConnectionSettings, Http2Connection
+from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, Traffic, ignore_traffic
 
 _T = TypeVar("_T")
 _Request = TypeVar("_Request")
@@ -161,13 +161,15 @@ class HubConnection:
         peer: str,
         metadata: Sequence[tuple[str, str]] = (),
         settings: ConnectionSettings | None = None,
+        traffic: Traffic = ignore_traffic,
     ) -> HubConnection:
         """Speak HTTP/2 over `stream`, which belongs to the connection from now on. `peer`: the hub, for people, and the
-        authority of its calls. `metadata`: sent with each call. The connection's tasks run in `nursery`."""
+        authority of its calls. `metadata`: sent with each call. `traffic`: told of the bytes (sent, received). The
+        connection's tasks run in `nursery`."""
         scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         channel = _Channel(peer, scheme)
         transport = Http2Connection(
-            stream, grpclib.client.Handler(), settings or ConnectionSettings(), client_side=True
+            stream, grpclib.client.Handler(), settings or ConnectionSettings(), client_side=True, traffic=traffic
         )
         channel.use(transport.protocol)
         await nursery.start(_drive, transport, channel)

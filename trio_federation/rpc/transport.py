@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import trio
 from grpclib.config import Configuration
@@ -214,13 +215,27 @@ class _Protocol(H2Protocol):
         self.connection.flush()
 
 
+#: Told of bytes as they go out and come in: (sent, received).
+Traffic: TypeAlias = Callable[[int, int], None]
+
+
+def ignore_traffic(_sent: int, _received: int) -> None:
+    """Nobody wants to know."""
+
+
 class Http2Connection(asyncio.Transport):
     """One HTTP/2 connection over a Trio stream, from its start to its end.
 
     To grpclib it is the transport: synchronous `write`, `close`, `is_closing`. To us it is a task, `run`."""
 
     def __init__(
-        self, stream: trio.abc.Stream, handler: AbstractHandler, settings: ConnectionSettings, *, client_side: bool
+        self,
+        stream: trio.abc.Stream,
+        handler: AbstractHandler,
+        settings: ConnectionSettings,
+        *,
+        client_side: bool,
+        traffic: Traffic = ignore_traffic,
     ) -> None:
         super().__init__()
         self.protocol = _Protocol(handler, settings, client_side=client_side)
@@ -230,6 +245,7 @@ class Http2Connection(asyncio.Transport):
         self.last_received = trio.current_time()
         #: set when the connection has ended
         self.closed = trio.Event()
+        self._traffic = traffic
         self._stream = stream
         self._settings = settings
         self._scope = trio.CancelScope()
@@ -315,6 +331,7 @@ class Http2Connection(asyncio.Transport):
                     self._abort_silent()
                     return
                 self.last_received = trio.current_time()
+                self._traffic(0, len(data))
                 if not self._take(bytes(data)):
                     return
             self.abort("the peer closed the connection")
@@ -355,6 +372,7 @@ class Http2Connection(asyncio.Transport):
                 data = b"".join(self._waiting)
                 self._waiting.clear()
                 await self._stream.send_all(data)
+                self._traffic(len(data), 0)
                 # Only what the stream has taken makes room; what came meanwhile waits in the queue.
                 self._waiting_size -= len(data)
                 if self._paused and self._waiting_size <= LOW_WATER:

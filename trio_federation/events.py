@@ -1,0 +1,197 @@
+"""Every event that this project logs, by name: how loud it is, what it says, what comes with it, and what to do about
+it. docs/logs.md is written from here; a test holds the calls in the code against it. Plain data: who logs what, and
+when, is each room's own business."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """One kind of line in the log."""
+
+    #: "debug", "info", "warning" or "error": the level of its first line; repetitions are logged at debug
+    level: str
+    #: what it says
+    meaning: str
+    #: what comes with it, by key; a key with "?" is there only sometimes
+    keys: tuple[str, ...]
+    #: what to do; "" where there is nothing to be done
+    advice: str = ""
+
+
+#: What the summary of a failure that goes on has besides.
+_SUMMED = ("failures?", "for_seconds?")
+
+#: By the process's parts, and there by name.
+EVENTS: dict[str, dict[str, Event]] = {
+    "The process": {
+        "started": Event(
+            "info",
+            "Everything that the configuration asks for runs, on these ports.",
+            ("cluster", "hubs", "hub_bind", "hub_ports", "metrics_port", "admin_port"),
+        ),
+        "stopping": Event("info", "A signal has come; records are withdrawn, and then everything ends.", ("signal",)),
+        "configuration": Event(
+            "warning",
+            "Something in the configuration is allowed, and yet should be known.",
+            ("note",),
+            "Read the note; `trio-federation check` shows it, too.",
+        ),
+        "single_cluster": Event(
+            "info",
+            "The agent takes part in no federation: it has no cluster id, no hub or no credential.",
+            ("cluster",),
+            "Nothing, if that is meant; else see `configuration` above it.",
+        ),
+    },
+    "Hubs, seen from an agent": {
+        "hub_works": Event(
+            "info", "A call to a hub, `report` or `watch`, is open and accepted.", ("hub", "call", "failures_before")
+        ),
+        "hub_failed": Event(
+            "warning",
+            "The connection to a hub, or a call on it, has failed; it is tried again. A line for the first failure of"
+            " a "
+            "kind, and a summary ever more rarely while it goes on.",
+            ("hub", "call", "error", "retry_in", *_SUMMED),
+            "See the error: address, certificate, secret, cluster id; and whether the hub runs.",
+        ),
+        "hub_is_older": Event(
+            "warning",
+            "A hub does not know the call: it is an older version. Tried again every five minutes.",
+            ("hub", "call", "error", "retry_in"),
+            "Update the hub.",
+        ),
+        "hub_forbids_pings": Event(
+            "warning",
+            "A hub has closed the connection because of too many pings; they become rarer.",
+            ("hub", "keepalive", "silence_limit"),
+            "Raise [federation] keepalive, or what stands before the hub allows.",
+        ),
+        "record_dropped": Event(
+            "warning",
+            "A record was refused: it breaks a rule on names, ranges or whose it is. Told once for each origin and "
+            "reason; "
+            "all of them are counted in `trio_federation_records_dropped_total`.",
+            ("origin?", "cluster?", "reason", "detail", "told"),
+            "Mend the source, or the peer, that sends it.",
+        ),
+    },
+    "Plugins": {
+        "plugin_failed": Event(
+            "warning",
+            "An installed plugin could not be loaded, or offers something unusable; the others go on.",
+            ("plugin", "package", "error"),
+            "`trio-federation plugins` shows all of it.",
+        ),
+        "source_failed": Event(
+            "warning",
+            "A source could not be made (`create`), run (`run`), asked (`collect`) or listened to (`push`), or holds "
+            "its "
+            "thread (`blocked`). What is known of it stays until it is older than the TTL; it is tried again after a "
+            "backoff.",
+            ("source", "what", "error", "records", *_SUMMED),
+            "See the error; `/readyz` says when it is tried next.",
+        ),
+        "source_not_live": Event(
+            "warning",
+            "A source that pushes says that it cannot vouch for what it has pushed.",
+            ("source", "what", "error", "records", *_SUMMED),
+            "See what the source itself logs.",
+        ),
+        "source_works": Event(
+            "info", "What had failed of a source works again.", ("source", "what", "failures_before")
+        ),
+        "filter_failed": Event(
+            "warning",
+            "A filter has failed on a record of a source. That record is not reported anew, and ages out elsewhere.",
+            ("source", "filter", "what", "error", "records", *_SUMMED),
+            "Mend the filter.",
+        ),
+        "sink_failed": Event(
+            "warning",
+            "A sink could not be made (`create`), run (`run`) or told (`update`), or holds its thread (`blocked`).",
+            ("sink", "what", "error", *_SUMMED),
+            "See the error.",
+        ),
+        "sink_works": Event("info", "What had failed of a sink works again.", ("sink", "what", "failures_before")),
+        "close_failed": Event(
+            "warning", "A source or sink could not let go of what it holds, or not in time.", ("plugin", "error")
+        ),
+        "plugin_abandoned": Event(
+            "warning",
+            "A source or sink did not end when it was stopped; its thread is left to itself.",
+            ("source?", "sink?", "error"),
+            "Have it await, or use a thread for what blocks.",
+        ),
+    },
+    "Placements": {
+        "placed": Event(
+            "debug",
+            "A create was placed: where, by which rule, and what became of each candidate.",
+            ("id", "namespace", "env", "group", "target", "rule", "reason", "candidates"),
+        ),
+        "asked": Event(
+            "debug",
+            "Somebody asked where a create would go; nothing is reserved.",
+            ("id", "namespace", "env", "group", "target", "rule", "reason", "candidates"),
+        ),
+    },
+    "The hub": {
+        "reporter_came": Event("info", "An agent reports from now on.", ("cluster", "instance", "peer")),
+        "reporter_left": Event(
+            "info",
+            "A report has ended: with a goodbye, replaced by a newer call, or lost.",
+            ("cluster", "peer", "said_goodbye", "replaced"),
+        ),
+        "watcher_came": Event("info", "An agent watches from now on.", ("cluster", "peer")),
+        "watcher_left": Event(
+            "info",
+            "A watch has ended; `conflated` changes had been replaced by newer ones while it was slow.",
+            ("cluster", "peer", "conflated"),
+        ),
+        "call_refused": Event(
+            "info",
+            "A call was refused. A line for the first of its kind.",
+            ("cluster", "peer", "status", "error"),
+            "UNAUTHENTICATED: compare the secrets. ALREADY_EXISTS: two agents use one cluster id.",
+        ),
+        "handshake_failed": Event(
+            "info", "A TLS handshake has failed.", ("peer", "error"), "See the error; port scanners cause it, too."
+        ),
+        "connection_ended": Event("debug", "A connection to this hub has ended, and why.", ("peer", "reason")),
+    },
+    "HTTP": {
+        "answer_failed": Event(
+            "error",
+            "What was asked for could not be written; it is answered with 500 until it can.",
+            ("what", "error"),
+            "A fault of ours: please report it.",
+        ),
+        "answer_works": Event("info", "It can be written again.", ("what",)),
+        "http_answer_failed": Event(
+            "error", "A request has met a fault of ours.", ("server", "path"), "Please report it."
+        ),
+        "http_connection_failed": Event(
+            "warning",
+            "An HTTP connection has failed and was closed; the others go on. One line a minute at most; `more` failed "
+            "since the last one.",
+            ("server", "error", "more?"),
+        ),
+    },
+    "Faults of ours": {
+        "connection_failed": Event(
+            "error", "A connection to this hub has met a fault of ours.", ("peer",), "Please report it."
+        ),
+        "handler_failed_late": Event(
+            "error", "A call has met a fault of ours after its end.", ("peer",), "Please report it."
+        ),
+        "stray_asyncio_error": Event(
+            "error",
+            "asyncio, under the gRPC library, has met an error that nobody took.",
+            ("message",),
+            "Please report it.",
+        ),
+    },
+}

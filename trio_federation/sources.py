@@ -1,0 +1,465 @@
+"""One source of capacity, from the configuration's table to the agent: made, run, asked and listened to where plugins
+run (`isolation.py`), closed when it fails, and made anew after a while. What it says is filtered there, too, and handed
+to the agent in batches. What goes wrong is noted on the agent's side, in a `SourceAccount`, and costs no other source
+anything. What a batch means is `local.py`'s business.
+
+    made ─▶ run() started ─┬▶ collect() every interval ─┐
+       ▲                   └▶ changes(), if it pushes ──┴▶ filters ─▶ batch ─▶ agent
+       └──── after a backoff ◀── closed ◀── create or run failed
+
+A batch waits until the agent has taken it, so no more than two are on their way from each source."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import structlog
+import trio
+
+from trio_federation.capacity import Capacity, Change, Identity, fault
+from trio_federation.clock import Clock
+from trio_federation.config import Federation
+from trio_federation.health import Health
+from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
+from trio_federation.isolation import Line
+from trio_federation.local import Reports
+from trio_federation.logs import tell_failure
+from trio_federation.metrics import FederationMetrics
+from trio_federation.plugins import in_one_line, plugins_failure
+from trio_federation.retry import LONGEST, Backoff, failures_of
+
+log = structlog.get_logger("trio_federation.sources")
+
+#: Seconds that one source or sink gets to let go of what it holds.
+CLOSE_DEADLINE = 1.0
+#: Seconds before a source or sink that could not be made, or has ended, is made again: at first, and at most.
+FIRST_REMAKE = 1.0
+LONGEST_REMAKE = 60.0
+
+
+class Collected(NamedTuple):
+    """A source's whole truth."""
+
+    source: str
+    records: Sequence[Capacity]
+    observed_at: float
+    reports: Reports | None
+
+
+class Pushed(NamedTuple):
+    """What a source says has changed."""
+
+    source: str
+    changes: Sequence[Change]
+    reports: Reports | None
+
+
+Batch = Collected | Pushed
+
+
+class SourceAccount:
+    """What the agent keeps of one source: its health, its metrics, its lines in the log. Used on the agent's loop only.
+
+    It is also who hears of a loop that is blocked (`isolation.Watch`)."""
+
+    def __init__(self, name: str, clock: Clock, metrics: FederationMetrics) -> None:
+        self.name = name
+        self.health = Health(name, clock(), working="live")
+        #: records of the last collect
+        self.records = 0
+        self._clock = clock
+        self._metrics = metrics
+        self._shown_live: bool | None = None
+        self._show_live()
+
+    def worked(self, what: str) -> None:
+        """`what` has worked."""
+        before = self.health.worked(what, self._clock())
+        self._show_live()
+        if before:
+            log.info("source_works", source=self.name, what=what, failures_before=before)
+
+    def collected(self, seconds: float, records: int, next_try: float) -> None:
+        """A collect has told so many records, after so many seconds; the next one begins at `next_try`."""
+        self.records = records
+        self._metrics.source_collected(self.name, seconds, records, self._clock())
+        for what in ("live", "create", "run"):
+            self.over(what)
+        self.health.next_try = next_try
+        self.worked("collect")
+
+    def over(self, what: str) -> None:
+        """`what` is no trouble any more."""
+        before = self.health.over(what, self._clock())
+        self._show_live()
+        if before:
+            log.info("source_works", source=self.name, what=what, failures_before=before)
+
+    def failed(self, what: str, error: str, next_try: float | None = None) -> None:
+        """`what` has failed, and is tried again at `next_try`."""
+        self.health.next_try = next_try
+        self._metrics.source_failed(self.name, what)
+        self._tell("source_failed", what, error, "kept until they are older than the TTL")
+
+    def not_live(self, next_try: float) -> None:
+        """It says itself that it cannot vouch for what it has pushed. That is no failure, and is not counted as one."""
+        self.health.next_try = next_try
+        self._tell(
+            "source_not_live", "live", "it cannot vouch for what it has pushed", "not refreshed meanwhile", counts=False
+        )
+
+    def filter_failed(self, name: str, error: str, count: int) -> None:
+        """A filter has failed on so many of its records."""
+        self._metrics.filter_failed(name, count)
+        self._tell(
+            "filter_failed", f"filter {name}", error, "not reported anew; what was told before ages out", filter=name
+        )
+
+    def filter_works(self, name: str) -> None:
+        """A filter has done its work on a whole collect."""
+        self.over(f"filter {name}")
+
+    def withheld(self, name: str, count: int) -> None:
+        """A filter keeps so many records of a collect from others."""
+        self._metrics.records_withheld(name, count)
+
+    # isolation.Watch
+
+    def blocked(self, seconds: float) -> None:
+        """Its loop does not turn."""
+        self.failed(
+            "blocked", f"it has not given way for {seconds:g} s: a call in it blocks; it should await, or use a thread"
+        )
+
+    def turns_again(self) -> None:
+        """Its loop turns again."""
+        self.over("blocked")
+
+    def abandoned(self) -> None:
+        """It did not let itself be stopped."""
+        log.warning("plugin_abandoned", source=self.name, error="it did not end when it was stopped")
+
+    def _tell(self, event: str, what: str, error: str, records: str, *, counts: bool = True, **details: str) -> None:
+        noted = self.health.failed(what, error, self._clock(), counts=counts)
+        self._show_live()
+        known = {"source": self.name, "what": what, "error": error, "records": records}
+        tell_failure(log, noted, event, known | details)
+
+    def _show_live(self) -> None:
+        live = self.health.state == "live"
+        if live is not self._shown_live:
+            self._shown_live = live
+            self._metrics.source_live(self.name, live)
+
+
+class SourceRunner:
+    """Runs one source for as long as the agent lives.
+
+    `make`: makes the source, as often as need be. `filters`: what makes each filter, by its name. `clock`: seconds.
+    `generator`: for jitter, and this runner's alone. `deliver`: takes a batch, on the agent's loop."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], CapacitySource],
+        *,
+        filters: Mapping[str, Callable[[], CapacityFilter]],
+        settings: Federation,
+        clock: Clock,
+        generator: random.Random,
+        account: SourceAccount,
+        deliver: Callable[[Batch], Awaitable[None]],
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.clock = clock
+        self.generator = generator
+        self.account = account
+        self.deliver = deliver
+        self._make = make
+        self._make_filters = filters
+
+    async def run(self, line: Line) -> NoReturn:
+        """Run it until cancelled, wherever this is called; `line` leads to the agent."""
+        backoff = remake_backoff(self.generator)
+        while True:
+            began = trio.current_time()
+            ended = await self._one_life(line)
+            delay = backoff.again(trio.current_time() - began)
+            line.tell(self.account.failed, ended.what, ended.text, self.clock() + delay)
+            await trio.sleep(delay)
+
+    async def _one_life(self, line: Line) -> Ended:
+        try:
+            # Filters first: they have nothing to close where what comes after them fails.
+            filters = _Filters({name: make() for name, make in self._make_filters.items()}, line, self.account)
+            source = self._make()
+        except BaseException as error:
+            return Ended("create", failure_text(error))
+        ended: list[Ended] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                await start_plugin(nursery, source, within=self.settings.ttl / 2)
+                life = _Life(self, source, filters, line)
+                nursery.start_soon(life.take_pushed)
+                nursery.start_soon(life.poll)
+        except* Ended as group:
+            ended = failures_of(group, Ended)
+        finally:
+            await close(source, self.name)
+        return ended[0]
+
+
+class _Life:
+    """A source that was made and runs."""
+
+    def __init__(self, runner: SourceRunner, source: CapacitySource, filters: _Filters, line: Line) -> None:
+        self._runner = runner
+        self._account = runner.account
+        self._source = source
+        self._filters = filters
+        self._line = line
+        interval = runner.settings.report_interval
+        self._collect_backoff = Backoff(runner.generator, first=interval, longest=LONGEST, least=0.5)
+        self._push_backoff = Backoff(runner.generator, first=interval, longest=LONGEST, least=0.5)
+        #: since when there has been an iterator of changes; None while there is none
+        self._pushing_since: float | None = None
+
+    async def poll(self) -> NoReturn:
+        """Ask for everything: at once, and then every report interval, or, of a source that pushes, at every resync at
+        which it can vouch for what it has pushed. What fails is tried again after a backoff."""
+        settings = self._runner.settings
+        while True:
+            began = trio.current_time()
+            failure = await self._collect(began)
+            if failure is None:
+                self._collect_backoff.reset()
+                # A source may have begun to push, or stopped, while it was asked.
+                await trio.sleep_until(began + self._interval(settings))
+            else:
+                delay = self._collect_backoff.again(0.0)
+                self._line.tell(self._account.failed, "collect", failure, self._runner.clock() + delay)
+                await trio.sleep(delay)
+
+    def _interval(self, settings: Federation) -> float:
+        return settings.report_interval if self._pushing_since is None else settings.resync_interval
+
+    async def _collect(self, began: float) -> str | None:
+        """Ask once. Returns why that failed; None where the source has told what it has, or that it cannot vouch for
+        it."""
+        runner, clock = self._runner, self._runner.clock
+        asked_at = clock()
+        deadline = runner.settings.ttl / 2
+        records: tuple[Capacity, ...] | None = None
+        try:
+            if not self._source.is_live():
+                self._line.tell(self._account.not_live, asked_at + self._interval(runner.settings))
+                return None
+            with trio.move_on_after(deadline):
+                records = tuple(await self._source.collect())
+        except BaseException as error:
+            return failure_text(error)
+        if records is None:
+            return f"no answer within {deadline:g} s"
+        took = trio.current_time() - began
+        reports = self._filters.reports(records)
+        self._line.tell(self._account.collected, took, len(records), asked_at + self._interval(runner.settings))
+        if self._pushing_since is not None and began - self._pushing_since >= runner.settings.ttl / 2:
+            self._pushing_works()  # also where there was nothing to push
+        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports))
+        return None
+
+    async def take_pushed(self) -> None:
+        """Take what the source pushes, for as long as it does; one that does not is only polled."""
+        while True:
+            try:
+                changes = self._source.changes()
+                if changes is None:
+                    self._line.tell(self._account.over, "push")  # as it was once, of a source that has changed its mind
+                    return
+                self._pushing_since = trio.current_time()
+                async with _closing(changes):
+                    async for batch in changes:
+                        await self._push(tuple(batch))
+                failure = "it stopped pushing changes"
+            except BaseException as error:
+                failure = failure_text(error)
+            self._pushing_since = None
+            delay = self._push_backoff.again(0.0)
+            self._line.tell(self._account.failed, "push", failure, self._runner.clock() + delay)
+            await trio.sleep(delay)
+
+    async def _push(self, changes: Sequence[Change]) -> None:
+        records = [change for change in changes if isinstance(change, Capacity)]
+        reports = self._filters.reports(records, last=True)
+        await self._line.ask(self._runner.deliver, Pushed(self._runner.name, changes, reports))
+        self._push_backoff.reset()
+        self._line.tell(self._account.worked, "push")
+
+    def _pushing_works(self) -> None:
+        self._push_backoff.reset()
+        self._line.tell(self._account.over, "push")
+
+
+class _Filters:
+    """The filters of one source, in their order."""
+
+    def __init__(self, filters: Mapping[str, CapacityFilter], line: Line, account: SourceAccount) -> None:
+        self._filters = filters
+        self._line = line
+        self._account = account
+
+    def reports(self, records: Sequence[Capacity], *, last: bool = False) -> Reports | None:
+        """What others may know of these records. Of several with one identity the first counts, or the `last`."""
+        if not self._filters:
+            return None
+        reports: dict[Identity, Capacity | None] = {}
+        seen: set[Identity] = set()
+        failed: dict[str, list[str]] = {}
+        withheld: dict[str, int] = {}
+        for record in records:
+            # What is not valid is refused later, and is no matter for filters.
+            if not isinstance(record, Capacity) or fault(record) is not None:
+                continue
+            identity = record.identity
+            if identity in seen and not last:
+                continue
+            seen.add(identity)
+            outcome = self._report(record)
+            if isinstance(outcome, _FilterFailure):
+                reports.pop(identity, None)
+                failed.setdefault(outcome.name, []).append(f"{'/'.join(identity[1:])}: {outcome.text}")
+            else:
+                reports[identity] = outcome.record
+                if outcome.record is None:
+                    withheld[outcome.name] = withheld.get(outcome.name, 0) + 1
+        for name in self._filters:
+            if texts := failed.get(name):
+                more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+                self._line.tell(self._account.filter_failed, name, texts[0] + more, len(texts))
+            elif not last:
+                self._line.tell(self._account.filter_works, name)
+            if name in withheld:
+                self._line.tell(self._account.withheld, name, withheld[name])
+        return reports
+
+    def _report(self, record: Capacity) -> _FilterFailure | _Filtered:
+        told: Capacity = record
+        name = ""
+        for name, each in self._filters.items():
+            try:
+                answer = each.report(told)
+                if answer is None:
+                    return _Filtered(name, None)
+                wrong = _wrong_answer(answer, record)
+            except BaseException as error:
+                return _FilterFailure(name, failure_text(error))
+            if wrong is not None:
+                return _FilterFailure(name, wrong)
+            told = answer
+        return _Filtered(name, told)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilterFailure:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    #: the filter that decided
+    name: str
+    record: Capacity | None
+
+
+def _wrong_answer(answer: object, record: Capacity) -> str | None:
+    """Why a filter's answer cannot be told to others."""
+    if not isinstance(answer, Capacity):
+        return f"it answered with a {type(answer).__name__}, and not with a Capacity or None"
+    bad = fault(answer)
+    if bad is not None:
+        return f"what it made of it is no valid record: {bad.detail}"
+    if answer.identity != record.identity:
+        return f"it made {'/'.join(answer.identity)} of it; a filter must keep who a record is of"
+    return None
+
+
+# What sources and sinks have in common.
+
+
+class Ended(Exception):
+    """The end of one life of a plugin: `what` of it failed, and how."""
+
+    def __init__(self, what: str, text: str) -> None:
+        super().__init__(text)
+        self.what = what
+        self.text = text
+
+
+def failure_text(error: BaseException) -> str:
+    """What a plugin has raised, in one line; raises `error` again where it is no plugin's failure, as `plugins_failure`
+    does.
+
+    Where nothing is cancelled, a Cancelled asks nobody to stop: it was kept from an earlier cancellation, in a cache of
+    outcomes for instance, and raised again. Let through, it would end a nursery of the agent's without an error."""
+    try:
+        return plugins_failure(error)
+    except BaseException as other:
+        stray = other.split(trio.Cancelled)[1] is None if isinstance(other, BaseExceptionGroup) else False
+        if not (stray or isinstance(other, trio.Cancelled)) or trio.current_effective_deadline() == -math.inf:
+            raise
+    return f"{in_one_line(error)}; this is an old Cancelled, as nothing is cancelled now, and it must not be kept"
+
+
+def remake_backoff(generator: random.Random) -> Backoff:
+    """When a plugin that has ended is made again."""
+    return Backoff(generator, first=FIRST_REMAKE, longest=LONGEST_REMAKE, least=0.5)
+
+
+async def start_plugin(nursery: trio.Nursery, plugin: CapacitySource | CapacitySink, *, within: float) -> None:
+    """Start the life of a source or sink in `nursery`, in so many seconds. It is to go on until it is cancelled; when
+    it does not, or does not start, Ended is raised, here or in the nursery."""
+    with trio.move_on_after(within) as starting:
+        await nursery.start(_run_plugin, plugin)
+    if starting.cancelled_caught:
+        raise Ended("run", f"it has not started within {within:g} s")
+
+
+async def _run_plugin(
+    plugin: CapacitySource | CapacitySink, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> NoReturn:
+    try:
+        await plugin.run(task_status=task_status)
+        failure = "its run() has ended; it is to go on until it is cancelled"
+    except BaseException as error:
+        failure = failure_text(error)
+    raise Ended("run", failure)
+
+
+async def close(plugin: CapacitySource | CapacitySink, name: str) -> None:
+    """Have a source or sink let go of what it holds, within CLOSE_DEADLINE."""
+    with trio.move_on_after(CLOSE_DEADLINE, shield=True) as scope:
+        try:
+            await plugin.aclose()
+        except BaseException as error:
+            log.warning("close_failed", plugin=name, error=failure_text(error))
+    if scope.cancelled_caught:
+        log.warning("close_failed", plugin=name, error=f"not done within {CLOSE_DEADLINE:g} s")
+
+
+@asynccontextmanager
+async def _closing(changes: AsyncIterator[Sequence[Change]]) -> AsyncIterator[None]:
+    """Close an iterator that can be closed, which generators can, in the task that uses it and in bounded time."""
+    try:
+        yield
+    finally:
+        aclose = getattr(changes, "aclose", None)
+        if aclose is not None:
+            with trio.move_on_after(CLOSE_DEADLINE, shield=True):
+                await aclose()
