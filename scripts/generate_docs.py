@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 METRICS_PAGE = """\
 # Metrics
 
-<!-- Written by scripts/generate_docs.py from trio_federation/metrics.py: change that, and run `make generate`. -->
+<!-- Written by scripts/generate_docs.py from trio_federation/metrics/catalogue.py: change that, and run `make generate`. -->
 
 `GET /metrics` on the `[metrics]` address shows all of this, in Prometheus' text format, from memory: also while a
 source, a hub or a sink hangs. One scrape of each agent and hub every 10 to 30 s is plenty.

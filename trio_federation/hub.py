@@ -47,6 +47,10 @@ _REPORT_WINDOW = 256 * 1024
 _MOST_TOLD = 1000
 
 
+#: Records that are grouped in one go.
+_PAUSE_EVERY = 500
+
+
 class _Watcher:
     """Somebody who watches: what waits for them, and how to wake the task that sends it."""
 
@@ -122,12 +126,16 @@ class Hub:
         """Every record that a new watcher would be told, sorted."""
         return sorted(self._shown(self._clock()), key=lambda record: record.sort_key)
 
-    def by_env(self) -> list[list[Capacity]]:
-        """The same, env by env."""
+    def by_env(self) -> Iterator[Sequence[Capacity]]:
+        """The same, env by env, unsorted; nothing now and then, where a consumer may let others have their turn."""
+        now = self._clock()
         envs: dict[tuple[str, str], list[Capacity]] = {}
-        for record in self._shown(self._clock()):
-            envs.setdefault((record.namespace, record.env_name), []).append(record)
-        return list(envs.values())
+        for number, record in enumerate(self._store.held_records()):
+            if number % _PAUSE_EVERY == 0:
+                yield ()
+            if self._store.is_fresh(record, now) and not self._sessions.hides(record.cluster_id, now):
+                envs.setdefault((record.namespace, record.env_name), []).append(record)
+        yield from envs.values()
 
     def health(self) -> dict[str, Any]:
         """How much it has to do, for `/readyz`."""

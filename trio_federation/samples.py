@@ -237,6 +237,14 @@ class SampleTable:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def held_records(self) -> list[Capacity]:
+        """Every record, also those that have run out and are not freed yet, in one quick step."""
+        return [slot.record for slot in self._slots.values()]
+
+    def is_fresh(self, record: Capacity, now: float) -> bool:
+        """Whether a record that is or was held counts now."""
+        return record.observed_at is not None and now - record.observed_at <= self.ttl
+
     def fresh(self, now: float) -> Iterator[Capacity]:
         """Every record that counts now, in no particular order."""
         for slot in self._slots.values():

@@ -13,7 +13,7 @@ import pytest
 
 from tests.metrics.reading import NOW, families
 from trio_federation.capacity import Capacity
-from trio_federation.metrics import CATALOGUE, Family, FederationMetrics, Kind
+from trio_federation.metrics import CATALOGUE, Family, FederationMetrics, Kind, catalogue
 from trio_federation.registry import RegistryHeld
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -100,6 +100,12 @@ def test_alerts_name_only_what_there_is(family: Family) -> None:
     names = {f.name for f in FAMILIES} | {f"{f.name}_bucket" for f in FAMILIES if f.kind is Kind.HISTOGRAM}
     mentioned = set(re.findall(r"(?:trio|agentbox)_federation_[a-z_]+", family.alert))
     assert mentioned <= names
+
+
+def test_constants_are_called_like_their_families() -> None:
+    """So that the code which fills a family is found by its name; and none is declared that no group has."""
+    declared = {name: value.name for name, value in vars(catalogue).items() if isinstance(value, Family)}
+    assert declared == {family.name.split("_federation_")[1].upper(): family.name for family in FAMILIES}
 
 
 # docs/metrics.md

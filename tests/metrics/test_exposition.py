@@ -21,9 +21,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tests.metrics.reading import ENV, MEMBER, NOW, Series, series_of
-from trio_federation import metrics as metrics_module
 from trio_federation.capacity import INT32_MAX, Capacity
-from trio_federation.metrics import FederationMetrics, by_env, publish_metrics
+from trio_federation.metrics import FederationMetrics, by_env, publish_metrics, writer
 from trio_federation.registry import Registry, RegistryHeld
 
 
@@ -31,8 +30,8 @@ from trio_federation.registry import Registry, RegistryHeld
 def slices(records: int, lines: int) -> Iterator[None]:
     """Slices so small that also a few records take several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics_module, "RECORDS_PER_SLICE", records)
-        patch.setattr(metrics_module, "LINES_PER_SLICE", lines)
+        patch.setattr(writer, "RECORDS_PER_SLICE", records)
+        patch.setattr(writer, "LINES_PER_SLICE", lines)
         yield
 
 
@@ -117,9 +116,9 @@ def test_prometheus_parser_reads_it(snapshot: list[Capacity]) -> None:
 def test_numbers_are_written_as_prometheus_client_writes_them(number: float) -> None:
     family = Metric("x", "", "gauge")
     family.add_sample("x", {}, number)
-    lines = generate_latest(metrics_module._Only(family)).splitlines(keepends=True)
-    assert lines[-1] == b"x " + metrics_module._end_of_line(number)
-    assert metrics_module._Numbers()[number] == metrics_module._end_of_line(number)
+    lines = writer.text_of(family).splitlines(keepends=True)
+    assert lines[-1] == b"x " + writer.end_of_line(number)
+    assert writer.Numbers()[number] == writer.end_of_line(number)
 
 
 def test_without_a_ceiling_the_headroom_is_infinite() -> None:
@@ -130,7 +129,7 @@ def test_without_a_ceiling_the_headroom_is_infinite() -> None:
 
 
 def test_more_different_numbers_than_are_remembered_are_still_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "_NUMBERS", 3)
+    monkeypatch.setattr(writer, "NUMBERS_REMEMBERED", 3)
     snapshot = [Capacity("west", "ns", "a", f"p{number:02}", idle=number * 1000) for number in range(40)]
     text = FederationMetrics().whole_exposition([snapshot], now=NOW)
     assert text.endswith(prometheus_clients(snapshot))

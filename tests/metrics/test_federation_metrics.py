@@ -146,6 +146,17 @@ def test_hubs(metrics: FederationMetrics) -> None:
     assert of(metrics, "hub_last_batch_age_seconds", now=NOW + 5) == {(HUB,): 3}
 
 
+def test_each_hub_has_its_own_counts(metrics: FederationMetrics) -> None:
+    for hub, count in (("hub-a:1", 1), ("hub-b:1", 10), ("hub-a:1", 100)):
+        metrics.hub_bytes(hub, count, 2 * count)
+        metrics.hub_received(hub, 3 * count, NOW)
+        metrics.hub_reported(hub, 4 * count)
+    metrics.hub_reconnected("hub-b:1")
+    for counter, times in (("sent_bytes", 1), ("received_bytes", 2), ("received_records", 3), ("reported_records", 4)):
+        assert of(metrics, f"hub_{counter}_total") == {("hub-a:1",): 101 * times, ("hub-b:1",): 10 * times}
+    assert of(metrics, "hub_reconnects_total") == {("hub-a:1",): 0, ("hub-b:1",): 1}
+
+
 def test_sources(metrics: FederationMetrics) -> None:
     metrics.source_live(SOURCE, True)
     metrics.source_collected(SOURCE, 0.3, 7, NOW)
@@ -181,7 +192,12 @@ def test_sinks_and_filters(metrics: FederationMetrics) -> None:
     metrics.records_withheld(FILTER, 6)
     assert of(metrics, "sink_last_success_age_seconds", now=NOW + 1) == {(SINK,): 1}
     assert of(metrics, "sink_update_duration_seconds_sum") == {(SINK,): 0.02}
-    assert of(metrics, "sink_failures_total") == {("update", SINK): 1, ("create", SINK): 0, ("blocked", SINK): 1}
+    assert of(metrics, "sink_failures_total") == {
+        ("update", SINK): 1,
+        ("run", SINK): 0,
+        ("create", SINK): 0,
+        ("blocked", SINK): 1,
+    }
     assert of(metrics, "filter_failures_total") == {(FILTER,): 4}
     assert of(metrics, "filter_withheld_records_total") == {(FILTER,): 6}
 
