@@ -1,8 +1,8 @@
 """Shared runtime capacity between Kubernetes clusters: the names that plugins and programs may rely on.
 
-Everything here is described in the README; rooms that are not re-exported are the project's own business. A name's room
-is imported when the name is first asked for: `trio-federation --version` needs none of them, and a plugin no
-metrics."""
+What they are for is in the README, the contract for plugins in docs/plugins.md; rooms that are not re-exported are the
+project's own business. A name's room is imported when the name is first asked for: `trio-federation --version` needs
+none of them, and a plugin no metrics."""
 
 from __future__ import annotations
 
