@@ -297,6 +297,7 @@ class Agent:
                 update = self._truth.pushed(batch.source, batch.changes, now, batch.reports)
             if update.refused:
                 self._refused(f"source:{batch.source}", update.refused)
+            self.source_accounts[batch.source].records = self._truth.count(batch.source)
             self.registry.apply(update.samples)
             for link in self.links:
                 link.reporter.offer(update.news)

@@ -132,6 +132,10 @@ class LocalTruth:
                 self._drop(source, identity, origin, now, update)
         return [withdrawal for withdrawal, until in self._gone.values() if until >= now]
 
+    def count(self, source: str) -> int:
+        """How many records of a source are held."""
+        return len(self._records.get(source, ()))
+
     def __len__(self) -> int:
         return len(self._owners)
 

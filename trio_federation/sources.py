@@ -70,7 +70,7 @@ class SourceAccount:
     def __init__(self, name: str, clock: Clock, metrics: FederationMetrics) -> None:
         self.name = name
         self.health = Health(name, clock(), working="live")
-        #: records of the last collect
+        #: its records that the agent holds
         self.records = 0
         self._clock = clock
         self._metrics = metrics
@@ -86,7 +86,6 @@ class SourceAccount:
 
     def collected(self, seconds: float, records: int, next_try: float) -> None:
         """A collect has told so many records, after so many seconds; the next one begins at `next_try`."""
-        self.records = records
         self._metrics.source_collected(self.name, seconds, records, self._clock())
         for what in ("live", "create", "run"):
             self.over(what)
