@@ -1,6 +1,6 @@
 # Everything here sets itself up: on a machine with Python 3.11 and make, `make demo` and `make test` are the first
-# commands to type. ARGS reaches the command behind a target: make demo ARGS="--seconds 20", make test ARGS="-k registry".
-# PYTHON names the interpreter to use.
+# commands to type. ARGS reaches the command behind a target: make demo ARGS="--seconds 20", make test ARGS="-k
+# registry". PYTHON names the interpreter to use.
 
 PYTHON ?=
 ARGS ?=
@@ -16,17 +16,19 @@ BIN := .venv/bin
 CHECKS := check-style check-format check-types check-imports check-spelling check-generated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench lint format generate clean $(CHECKS)
+.PHONY: help setup demo test soak bench lint format generate picture dist clean $(CHECKS)
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo      a hub and three clusters on this machine, with load that moves'
 	@echo 'make test      the whole test suite'
-	@echo 'make lint      style, types, import rules, spelling, generated code'
+	@echo 'make lint      style, types, import rules, spelling, generated code and documents'
 	@echo 'make soak      the tests that repeat for minutes'
 	@echo 'make bench     the benchmarks'
 	@echo 'make format    puts the code into its format'
-	@echo 'make generate  regenerates trio_federation/pb from proto/'
+	@echo 'make generate  regenerates trio_federation/pb from proto/, and documents from the code'
+	@echo 'make picture   makes the picture of the README anew, from a run of the demo'
+	@echo 'make dist      wheels and source distributions in dist/, built twice and compared'
 	@echo 'make clean     removes .venv, caches and builds'
 
 $(RUN): $(INPUTS)
@@ -73,6 +75,7 @@ check-spelling: $(DEV)
 
 check-generated: $(DEV)
 	@$(BIN)/python scripts/generate.py --check
+	@$(BIN)/python scripts/generate_docs.py --check
 
 format: $(DEV)
 	@$(BIN)/ruff check --quiet --fix-only
@@ -80,6 +83,13 @@ format: $(DEV)
 
 generate: $(DEV)
 	@$(BIN)/python scripts/generate.py
+	@$(BIN)/python scripts/generate_docs.py
+
+picture: $(DEV)
+	@$(BIN)/python scripts/picture.py $(ARGS)
+
+dist: $(DEV)
+	@$(BIN)/python scripts/package.py $(ARGS)
 
 clean:
 	rm -rf .venv dist plugins/*/dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,20 +1,30 @@
 """What is installed is what is pinned: constraints.txt names one version of every package that running, testing,
-checking and building need, and neither it nor a pyproject.toml says where packages come from."""
+checking and building need, and neither it nor a pyproject.toml says where packages come from. And what is built holds
+what it should, and nothing else."""
 
 from __future__ import annotations
 
 import ast
+import configparser
+import email
 import importlib.metadata
+import os
 import re
+import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from scripts import package
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
@@ -179,7 +189,177 @@ def test_every_dependency_is_argued_for() -> None:
     assert argued - OWN == stated - OWN
 
 
-def test_the_command_and_the_types_are_part_of_the_distribution() -> None:
+@dataclass(frozen=True)
+class Built:
+    """What was built from one pyproject.toml: the files in the wheel and in the source distribution, by their names, of
+    the latter without the folder that they all are in."""
+
+    project: Path
+    wheel: dict[str, bytes]
+    sdist: dict[str, bytes]
+
+    @property
+    def package(self) -> Path:
+        """The folder of the import package."""
+        [folder] = load(self.project)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        return self.project.parent / str(folder)
+
+    def info(self, name: str) -> str:
+        """A file of the wheel's metadata."""
+        [found] = [file for file in self.wheel if re.fullmatch(rf"[^/]*\.dist-info/{re.escape(name)}", file)]
+        return self.wheel[found].decode()
+
+
+@pytest.fixture(scope="module", params=PROJECTS, ids=lambda path: str(path.relative_to(ROOT)))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The distributions, built with the pinned hatchling of this environment, the wheel from the tree."""
+    project: Path = request.param
+    into = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", str(into)]
+    done = subprocess.run([*command, str(project.parent)], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    [wheel_path] = into.glob("*.whl")
+    [sdist_path] = into.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel_path) as wheel, tarfile.open(sdist_path) as sdist:
+        folder = sdist_path.name.removesuffix(".tar.gz")
+        texts = {member.name: sdist.extractfile(member) for member in sdist}
+        assert all(file is not None and name.startswith(f"{folder}/") for name, file in texts.items())
+        return Built(
+            project,
+            {name: wheel.read(name) for name in wheel.namelist()},
+            {name.removeprefix(f"{folder}/"): file.read() for name, file in texts.items() if file is not None},
+        )
+
+
+def files_of(folder: Path, below: Path) -> dict[str, bytes]:
+    """All files of a folder but caches, by their path from another folder that it is in."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(below).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_a_wheel_holds_the_package_to_the_last_file_and_nothing_else(built: Built) -> None:
+    """So no test, no cache and no folder of somebody else's can be in it, and no data file can be missing."""
+    inside = {name: data for name, data in built.wheel.items() if ".dist-info/" not in name}
+    assert inside == files_of(built.package, built.package.parent)
+    assert f"{built.package.name}/py.typed" in inside
+    metadata = {name.partition(".dist-info/")[2] for name in built.wheel.keys() - inside.keys()}
+    assert metadata == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+
+
+def test_a_distribution_holds_only_kinds_of_files_that_belong_there(built: Built) -> None:
+    """A key, a dump or a note that lies about in the tree would be shipped with it. Whoever adds a file of another kind
+    on purpose adds the kind here."""
+    kinds = {".py", ".html"}
+    strange = {name for name in built.wheel if ".dist-info/" not in name and Path(name).suffix not in kinds}
+    assert {name for name in strange if Path(name).name != "py.typed"} == set()
+    kinds |= {".md", ".toml", ".proto", ".svg"}
+    strange = {name for name in built.sdist if Path(name).suffix not in kinds}
+    assert {
+        name for name in strange if Path(name).name not in {"py.typed", "LICENSE", "PKG-INFO", ".gitignore"}
+    } == set()
+
+
+def test_no_distribution_holds_tests_or_secrets(built: Built) -> None:
+    for name, data in [*built.wheel.items(), *built.sdist.items()]:
+        parts = Path(name).parts
+        assert not {"tests", "__pycache__", ".git", ".venv", "dist"} & set(parts), name
+        assert not re.match(r"test_|conftest\.", parts[-1]), name
+        assert not re.search(rb"-----BEGIN [A-Z ]*PRIVATE KEY", data), name
+
+
+def test_a_source_distribution_holds_what_building_takes(built: Built) -> None:
+    """.ci/run builds from it and installs the result, without the repo."""
+    package = files_of(built.package, built.project.parent)
+    assert package.items() <= built.sdist.items()
+    assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= built.sdist.keys()
+    assert built.sdist["pyproject.toml"] == built.project.read_bytes()
+
+
+def test_metadata_says_what_it_is(built: Built) -> None:
+    project = load(built.project)["project"]
+    metadata = email.message_from_string(built.info("METADATA"))
+    assert metadata["Name"] == project["name"]
+    assert metadata["Version"] == project["version"]
+    assert metadata["Summary"] == project["description"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload() == (built.project.parent / "README.md").read_text(encoding="utf-8")
+    assert "Typing :: Typed" in (metadata.get_all("Classifier") or [])
+    assert built.sdist["PKG-INFO"].decode() == built.info("METADATA")
+    assert built.info("licenses/LICENSE") == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Tag: py3-none-any" in built.info("WHEEL").splitlines()
+
+
+def test_entry_points_lead_somewhere(built: Built) -> None:
+    """They are those of pyproject.toml, and can be imported."""
+    parser = configparser.ConfigParser(delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign] # names keep their case
+    parser.read_string(built.info("entry_points.txt"))
+    found = {group: dict(parser.items(group)) for group in parser.sections()}
+    project = load(built.project)["project"]
+    stated = dict(project.get("entry-points", {}))
+    if "scripts" in project:
+        stated["console_scripts"] = project["scripts"]
+    assert found == stated
+    for group, entries in found.items():
+        for name, value in entries.items():
+            assert importlib.metadata.EntryPoint(name, value, group).load() is not None
+
+
+def test_the_command_is_there_and_each_plugin_offers_itself() -> None:
     assert load(ROOT / "pyproject.toml")["project"]["scripts"] == {"trio-federation": "trio_federation.cli:main"}
-    assert (ROOT / "trio_federation" / "py.typed").is_file()
-    assert all(list(path.parent.glob("src/*/py.typed")) for path in PROJECTS[1:])
+    for path in PROJECTS[1:]:
+        assert load(path)["project"]["entry-points"]["trio_federation"], path
+
+
+def archive(path: Path, *contents: tuple[str, str]) -> None:
+    """Write a wheel, or what looks like one, with files of these names and texts, in this order."""
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in contents:
+            wheel.writestr(zipfile.ZipInfo(name), text)
+
+
+def test_two_builds_are_held_against_each_other(tmp_path: Path) -> None:
+    """A file that is missing, that has another content, and that stands at another place of the archive."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        archive(folder / "same.whl", ("a", "1"), ("b", "2"))
+    assert list(package.differences(here, elsewhere)) == []
+    archive(elsewhere / "more.whl", ("a", "1"))
+    archive(here / "text.whl", ("a", "1"), ("b", "2"))
+    archive(elsewhere / "text.whl", ("a", "1"), ("b", "3"), ("c", "4"))
+    archive(here / "order.whl", ("a", "1"), ("b", "2"))
+    archive(elsewhere / "order.whl", ("b", "2"), ("a", "1"))
+    assert list(package.differences(here, elsewhere)) == [
+        "more.whl: built only elsewhere",
+        "order.whl: not the same bytes",
+        "  not in the same order",
+        "text.whl: not the same bytes",
+        f"  b: sha256 {package.digest(b'2')} here, {package.digest(b'3')} elsewhere",
+        "  c: only elsewhere",
+    ]
+
+
+def test_files_of_another_mode_date_or_owner_are_seen(tmp_path: Path) -> None:
+    """In a source distribution, which hatchling does not take them over into."""
+    for name, mode, owner in (("here", 0o644, ""), ("elsewhere", 0o600, "somebody")):
+        (tmp_path / name).mkdir()
+        with tarfile.open(tmp_path / name / "a.tar.gz", "w:gz") as sdist:
+            member = tarfile.TarInfo("a/b")
+            member.mode, member.uname, member.mtime = mode, owner, len(owner)
+            sdist.addfile(member)
+    assert list(package.differences(tmp_path / "here", tmp_path / "elsewhere")) == [
+        "a.tar.gz: not the same bytes",
+        "  a/b: mode 0o644 here, 0o600 elsewhere",
+        "  a/b: date 0 here, 8 elsewhere",
+        "  a/b: owner (0, 0, '', '') here, (0, 0, 'somebody', '') elsewhere",
+    ]
+
+
+def test_a_build_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[build-system]\nrequires = []\nbuild-backend = 'nothing_there'\n")
+    with pytest.raises(SystemExit, match=r"(?s)building .* failed, exit code 1:.*nothing_there"):
+        package.build(tmp_path, tmp_path / "dist", "--wheel", umask=0o022, environment=os.environ)
