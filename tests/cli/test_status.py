@@ -93,6 +93,18 @@ def test_for_programs(agent: PretendAgent, call: Call) -> None:
     assert ended.output.isascii()
 
 
+@pytest.mark.parametrize(
+    "state, said",
+    [("live", "ready"), ("failing", "ready, but not all is well: source[0]:fixtures failing")]
+    + [("not_live", "ready, but not all is well: source[0]:fixtures not live")],
+)
+def test_one_that_is_ready_and_not_well_says_so_first(agent: PretendAgent, call: Call, state: str, said: str) -> None:
+    """Ready stays so whatever fails later; that must not pass for all being well."""
+    agent.replies["/readyz"] = Reply(readiness(sources=[part("source[0]:fixtures") | {"state": state}]))
+    ended = call("status", "--url", agent.url)
+    assert (ended.code, ended.output.splitlines()[0]) == (0, said)
+
+
 def test_an_agent_that_is_not_ready_is_an_answer(agent: PretendAgent, call: Call) -> None:
     said = readiness(ready=False, why_not=["source[0]:fixtures has not told yet", "no hub has told yet"])
     agent.replies["/readyz"] = Reply(said, 503)

@@ -146,7 +146,7 @@ async def test_a_single_cluster_starts_no_stream(
         assert series in (await exposition(agent)).splitlines()
         assert [record.idle for record in sink.snapshots[-1]] == [3]
         source.set()
-        await trio.sleep(6.0)
+        await trio.sleep(6.5)  # in between two looks of the sink, which come every second
         assert agent.registry.snapshot() == sink.snapshots[-1] == []
         began = trio.current_time()
         nursery.cancel_scope.cancel()

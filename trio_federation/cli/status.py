@@ -168,7 +168,16 @@ _PARTS = (
 
 def readiness_lines(readiness: Readiness, width: int | None) -> Iterator[Line]:
     """The lines about the agent itself."""
-    yield [("ready", "bold green") if readiness.ready else ("not ready", "bold red")]
+    parts = [("hub ", part) for part in readiness.hubs] + [
+        ("", part) for part in (*readiness.sources, *readiness.sinks)
+    ]
+    unwell = [f"{kind}{part.name} {_state(part)}" for kind, part in parts if _STATE_STYLES.get(part.state) != "green"]
+    if not readiness.ready:
+        yield [("not ready", "bold red")]
+    elif unwell:
+        yield from paragraph(f"ready, but not all is well: {', '.join(unwell)}", width, style="bold yellow")
+    else:
+        yield [("ready", "bold green")]
     for reason in readiness.why_not:
         yield from paragraph(reason, width, indent=2, first="- ")
     facts = (
@@ -181,9 +190,6 @@ def readiness_lines(readiness: Readiness, width: int | None) -> Iterator[Line]:
     if (hub := readiness.hub) is not None:
         text = f"hub here: {hub.reporters} reporters, {hub.watchers} watchers, {hub.records} records"
         yield from paragraph(text, width)
-    parts = [("hub ", part) for part in readiness.hubs] + [
-        ("", part) for part in (*readiness.sources, *readiness.sinks)
-    ]
     if parts:
         yield []
         yield from table(_PARTS, [Section("", [_part_row(kind, part) for kind, part in parts])], width)
@@ -200,7 +206,7 @@ def _part_row(kind: str, part: Part) -> Row:
         successes.append(part.last_batch)  # the watch worked then, however long ago it was opened
     cells = (
         f"{kind}{part.name}",
-        part.state.replace("_", " "),
+        _state(part),
         _time(part.since, ""),
         _time(min((each for each in successes if each is not None), default=None), " ago", "never"),
         _time(None if error is None else error.age, " ago"),
@@ -216,6 +222,10 @@ def _part_row(kind: str, part: Part) -> Row:
             text += f" (failures so far: {part.failures})"
         notes.append((text, "dim" if _STATE_STYLES.get(part.state) == "green" else "red"))
     return Row(cells, {1: _STATE_STYLES.get(part.state, "")}, notes)
+
+
+def _state(part: Part) -> str:
+    return part.state.replace("_", " ")
 
 
 def _stream(stream: Stream) -> str:
