@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 METRICS_PAGE = """\
 # Metrics
 
-<!-- Written by scripts/generate_docs.py from trio_federation/metrics/catalogue.py: change that, and run `make generate`. -->
+<!-- Written by scripts/generate_docs.py from trio_federation/metrics/catalogue.py; `make generate` does it. -->
 
 `GET /metrics` on the `[metrics]` address shows all of this, in Prometheus' text format, from memory: also while a
 source, a hub or a sink hangs. One scrape of each agent and hub every 10 to 30 s is plenty.
@@ -68,7 +68,7 @@ def _row(family: Family) -> str:
 LOGS_PAGE = """\
 # Logs
 
-<!-- Written by scripts/generate_docs.py from trio_federation/events.py: change that, and run `make generate`. -->
+<!-- Written by scripts/generate_docs.py from trio_federation/events.py; `make generate` does it. -->
 
 Lines go to standard error: JSON, one object a line, or readable ones on a terminal (`[log] format`). Each has an
 `event` from the tables below, which is what to search for and to alert on, a `level`, a `logger`, a `timestamp` in UTC,

@@ -95,8 +95,11 @@ def test_for_programs(agent: PretendAgent, call: Call) -> None:
 
 @pytest.mark.parametrize(
     "state, said",
-    [("live", "ready"), ("failing", "ready, but not all is well: source[0]:fixtures failing")]
-    + [("not_live", "ready, but not all is well: source[0]:fixtures not live")],
+    [
+        ("live", "ready"),
+        ("failing", "ready, but not all is well: source[0]:fixtures failing"),
+        ("not_live", "ready, but not all is well: source[0]:fixtures not live"),
+    ],
 )
 def test_one_that_is_ready_and_not_well_says_so_first(agent: PretendAgent, call: Call, state: str, said: str) -> None:
     """Ready stays so whatever fails later; that must not pass for all being well."""

@@ -1,5 +1,5 @@
-"""The events that the code logs are those that are documented: every call is found in the code's own syntax trees and held
-against `trio_federation.events`, name, level and keys, both ways."""
+"""The events that the code logs are those that are documented: every call is found in the code's own syntax trees and
+held against `trio_federation.events`, name, level and keys, both ways."""
 
 from __future__ import annotations
 
