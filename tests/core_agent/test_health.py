@@ -23,7 +23,8 @@ THINGS = ("collect", "push", "live", "blocked", "create")
 
 #: what happens to a source, and how many seconds after what happened before
 steps = st.lists(
-    st.tuples(st.sampled_from(THINGS), st.sampled_from(["worked", "failed", "over"]), st.floats(0.0, 100.0)), max_size=40
+    st.tuples(st.sampled_from(THINGS), st.sampled_from(["worked", "failed", "over"]), st.floats(0.0, 100.0)),
+    max_size=40,
 )
 
 
