@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from trio_federation.local import LocalTruth
 from trio_federation.metrics import FederationMetrics
 from trio_federation.registry import Registry
 from trio_federation.reporter import Reporter
-from trio_federation.router import Placement, Router
+from trio_federation.router import Placed, Placement, Router
 from trio_federation.rpc import Dialer, open_bridge
 from trio_federation.sinks import SinkAccount, SinkRunner
 from trio_federation.sources import Batch, Collected, SourceAccount, SourceRunner
@@ -47,6 +48,9 @@ HUB_TTL = HubSettings().ttl
 BATCHES = 16
 #: Seconds that hubs get, together, to take the withdrawal when the agent stops.
 GOODBYE_DEADLINE = 2.0
+#: Placements that are remembered, and the candidates of each, so that it can be asked later why a create went there.
+PLACEMENTS_KEPT = 1000
+CANDIDATES_KEPT = 20
 #: Seconds that sources and sinks get to end before the hubs are told that all is withdrawn.
 PLUGINS_DEADLINE = 1.0
 
@@ -109,7 +113,11 @@ class Agent:
             ttl=settings.ttl,
             remember=remember,
         )
+        #: the last placements that reserved, by id, the oldest first
+        self._placements: dict[str, Placed] = {}
         self._told: set[tuple[str, str]] = set()
+        #: records refused since the start, by origin and then by reason
+        self._dropped: dict[str, Counter[str]] = {}
         self._was_ready = False
         self._to_intake, self._at_intake = trio.open_memory_channel[Batch](BATCHES)
         self._to_registry, self._at_registry = trio.open_memory_channel[list[Change]](BATCHES)
@@ -213,14 +221,19 @@ class Agent:
             "mode": "federated" if self.links else "single-cluster",
             "uptime": round(now - self._made_at, 3),
             "sources": [
-                account.health.shown(now) | {"records": account.records} for account in self.source_accounts.values()
+                account.health.shown(now)
+                | {"records": account.records, "dropped": self._dropped_of(f"source:{account.name}")}
+                for account in self.source_accounts.values()
             ],
             "sinks": [account.health.shown(now) for account in self.sink_accounts.values()],
-            "hubs": [hub.shown(now) for hub in hubs],
+            "hubs": [hub.shown(now) | {"dropped": self._dropped_of(f"hub:{hub.name}")} for hub in hubs],
         }
 
+    def _dropped_of(self, origin: str) -> dict[str, int]:
+        return dict(sorted(self._dropped.get(origin, Counter()).items()))
+
     def place(self, namespace: str, env_name: str, group: str, reserve: bool) -> Placement:
-        """What the router decides; a line for those who debug."""
+        """What the router decides; a line for those who debug, with all that was known."""
         placement = self.router.place(namespace, env_name, group, reserve=reserve)
         log.debug(
             "placed" if reserve else "asked",
@@ -231,12 +244,26 @@ class Agent:
             target=placement.target,
             rule=str(placement.rule),
             reason=placement.reason,
-            candidates=[f"{each.target}: {each.verdict}" for each in placement.candidates],
+            candidates=[
+                f"{each.target}: {each.verdict} ({each.tier}, {each.idle} idle, {each.reserved} reserved, headroom "
+                f"{each.headroom}, {each.age:.1f} s old, {each.state or 'no state'})"
+                for each in placement.candidates
+            ],
         )
         return placement
 
-    def _placed(self, placement: Placement) -> None:
+    def placed(self, placement_id: str) -> Placed | None:
+        """A placement of the past that reserved, by its id; None where it is not among the last PLACEMENTS_KEPT."""
+        return self._placements.get(placement_id)
+
+    def _placed(self, placed: Placed) -> None:
+        placement = placed.placement
         self.metrics.placed("local" if placement.local else "foreign", str(placement.rule))
+        # Why it was decided so is in the best candidates; all of a large env, a thousand times, would be too much.
+        kept = replace(placement, candidates=placement.candidates[:CANDIDATES_KEPT])
+        self._placements[placement.id] = placed._replace(placement=kept)
+        while len(self._placements) > PLACEMENTS_KEPT:
+            del self._placements[next(iter(self._placements))]
 
     # Its life.
 
@@ -308,7 +335,9 @@ class Agent:
 
     def _refused(self, origin: str, faults: Sequence[Fault]) -> None:
         """Count what was dropped, and tell once for each origin and reason."""
-        for reason, count in Counter(fault.reason for fault in faults).items():
+        counts = Counter(fault.reason for fault in faults)
+        self._dropped.setdefault(origin, Counter()).update(counts)
+        for reason, count in counts.items():
             self.metrics.record_dropped(origin, reason, count)
         for fault in faults:
             if (origin, fault.reason) not in self._told:

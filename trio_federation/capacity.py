@@ -152,6 +152,15 @@ def _is_seconds(value: object) -> bool:
 
 def fault(record: Capacity) -> Fault | None:
     """Why a record breaks a name or a range of semantics.md, or None where it is good. Never raises for a bad value."""
+    bad = _name_fault(record)
+    if bad is None:
+        bad = _value_fault(record)
+        if bad is not None:  # whose names are good, so that they tell which one it is
+            bad = Fault(bad.reason, f"{bad.detail} (in {'/'.join(record.identity)})")
+    return bad
+
+
+def _name_fault(record: Capacity) -> Fault | None:
     if not is_label(record.cluster_id):
         return Fault("cluster_id", _not_a("cluster_id", record.cluster_id, "a lower-case RFC 1123 label (≤ 63)"))
     if not is_label(record.namespace):
@@ -165,6 +174,10 @@ def fault(record: Capacity) -> Fault | None:
     if not is_group(record.scaling_group):
         text = "at most 63 printable characters without '::' and '//'"
         return Fault("scaling_group", _not_a("scaling_group", record.scaling_group, text))
+    return None
+
+
+def _value_fault(record: Capacity) -> Fault | None:
     for name in ("idle", "running", "pending", "desired"):
         if not _is_count(value := getattr(record, name), 0):
             return Fault(name, _not_a(name, value, f"a whole number from 0 to {INT32_MAX}"))

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 #: further one comes after twice the time, up to the longest.
 SUMMARY_AFTER = 600.0
 LONGEST_SUMMARY = 3600.0
+#: Seconds after a recovery for which a failure counts as the same trouble: what comes and goes is not told each time.
+FLAPPING = 60.0
 #: Seconds from an agent's start for which it waits for its hubs before it counts as ready without them.
 HUB_GRACE = 15.0
 
@@ -41,6 +43,18 @@ class Failed(NamedTuple):
     lasting: float
 
 
+class Recovered(NamedTuple):
+    """The end of a trouble, if there was one."""
+
+    #: failures that it ends, since the trouble began; 0 where there was none
+    in_a_row: int
+    #: whether any of them was worth a line since the last end; if not, nor is this end
+    was_told: bool
+
+
+_NO_TROUBLE = Recovered(0, False)
+
+
 class LastError(NamedTuple):
     """The last failure."""
 
@@ -51,27 +65,45 @@ class LastError(NamedTuple):
 
 
 class _Trouble:
-    """One thing that has failed and has not worked since."""
+    """One thing that has failed and has not worked since, or not for long."""
 
     def __init__(self, now: float) -> None:
         self.began = now
         self.in_a_row = 0
+        #: whether a failure was told since the last end, and when the first one came since then
+        self._was_told = False
+        self._streak_began: float | None = None
+        self._ended_at = now
         self._kinds: set[str] = set()
         self._pause = SUMMARY_AFTER
         self._summary_at = now + self._pause
 
     def failed(self, kind: str, now: float) -> Failed:
         self.in_a_row += 1
+        if self._streak_began is None:
+            self._streak_began = now
         tell = Tell.AGAIN
         if kind not in self._kinds:
             self._kinds.add(kind)
             tell = Tell.FIRST
-        elif now >= self._summary_at:
-            tell = Tell.SUMMARY
+        elif now >= self._summary_at or (not self._was_told and now - self._streak_began >= FLAPPING):
+            tell = Tell.SUMMARY  # the latter: it had seemed to come and go, and now has come to stay
         if tell is not Tell.AGAIN:
+            self._was_told = True
             self._summary_at = now + self._pause
             self._pause = min(LONGEST_SUMMARY, 2 * self._pause)
         return Failed(tell, self.in_a_row, now - self.began)
+
+    def end(self, now: float) -> Recovered:
+        recovered = Recovered(self.in_a_row, self._was_told)
+        self._was_told = False
+        self._streak_began = None
+        self._ended_at = now
+        return recovered
+
+    def goes_on(self, now: float) -> bool:
+        """Whether a failure now, after the end, is more of the same."""
+        return now - self._ended_at < FLAPPING
 
 
 class Health:
@@ -94,7 +126,9 @@ class Health:
         self.failures = 0
         self._working = working
         self._state = "starting"
+        #: what is wrong now, and what was
         self._troubles: dict[str, _Trouble] = {}
+        self._over: dict[str, _Trouble] = {}
 
     @property
     def state(self) -> str:
@@ -106,27 +140,31 @@ class Health:
         """Whether it ever did what it is there for."""
         return self.last_success is not None
 
-    def worked(self, what: str, now: float) -> int:
-        """`what` has worked. Returns how many failures in a row that ends: 0 where there was nothing to end."""
-        trouble = self._troubles.pop(what, None)
+    def worked(self, what: str, now: float) -> Recovered:
+        """`what` has worked. Returns what that ends."""
         self.last_success = now
-        self._update(now)
-        return 0 if trouble is None else trouble.in_a_row
+        return self.over(what, now)
 
     def failed(self, what: str, text: str, now: float, *, kind: str = "", counts: bool = True) -> Failed:
         """`what` has failed. `kind`: failures of another kind are worth a line of their own. `counts`: whether it is
         one of the `failures`."""
         self.failures += counts
         self.last_error = LastError(what, text, now)
-        noted = self._troubles.setdefault(what, _Trouble(now)).failed(kind, now)
+        if what not in self._troubles:
+            before = self._over.pop(what, None)
+            self._troubles[what] = before if before is not None and before.goes_on(now) else _Trouble(now)
+        noted = self._troubles[what].failed(kind, now)
         self._update(now)
         return noted
 
-    def over(self, what: str, now: float) -> int:
+    def over(self, what: str, now: float) -> Recovered:
         """What was wrong with `what` does not matter any more, whether or not it has worked. Returns as `worked`."""
         trouble = self._troubles.pop(what, None)
         self._update(now)
-        return 0 if trouble is None else trouble.in_a_row
+        if trouble is None:
+            return _NO_TROUBLE
+        self._over[what] = trouble
+        return trouble.end(now)
 
     def _update(self, now: float) -> None:
         state = self._now_is()
@@ -165,6 +203,15 @@ class HubHealth(Health):
         self.last_batch: float | None = None
         self._streams: dict[str, tuple[bool, float]] = {"report": (False, now), "watch": (False, now)}
         self._state = "connecting"
+
+    @property
+    def any_up(self) -> bool:
+        """Whether a stream is up."""
+        return any(up for up, _ in self._streams.values())
+
+    def is_up(self, what: str) -> bool:
+        """Whether a stream, "report" or "watch", is up."""
+        return self._streams[what][0]
 
     def stream(self, what: str, up: bool, now: float) -> None:
         """One of the streams, "report" or "watch", is up, or is not."""

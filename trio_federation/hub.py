@@ -138,8 +138,9 @@ class Hub:
         yield from envs.values()
 
     def health(self) -> dict[str, Any]:
-        """How much it has to do, for `/readyz`."""
+        """What it has to do, for `/readyz`."""
         return {
+            "clusters": self._sessions.live_clusters(),
             "reporters": self._sessions.live(),
             "watchers": len(self._watchers),
             "records": self._store.held()["records"],

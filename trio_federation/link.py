@@ -37,6 +37,8 @@ class _Trouble:
 
     def __init__(self, health: HubHealth, what: str, clock: Clock, generator: random.Random) -> None:
         self.what = what
+        #: whether a failure was worth a line since this was last reset
+        self.told = False
         self._health = health
         self._clock = clock
         self._backoff = Backoff(generator)
@@ -54,16 +56,16 @@ class _Trouble:
                 noted = noted._replace(tell=Tell.AGAIN)
         details = {"hub": self._health.name, "call": self.what, "error": failure.message, "retry_in": round(delay, 1)}
         tell_failure(log, noted, event, details)
+        self.told = self.told or noted.tell is not Tell.AGAIN
         return delay
 
-    def works(self) -> None:
-        """It works now, which is worth a line."""
-        before = self._health.worked(self.what, self._clock())
-        log.info("hub_works", hub=self._health.name, call=self.what, failures_before=before)
+    def worked(self) -> int:
+        """It works now. Returns how many failures that ends."""
+        return self._health.worked(self.what, self._clock()).in_a_row
 
-    def over(self) -> None:
-        """It works now: the next failure is worth a line again."""
-        self._health.over(self.what, self._clock())
+    def over(self) -> int:
+        """It is no trouble any more. Returns as `worked`."""
+        return self._health.over(self.what, self._clock()).in_a_row
 
 
 class HubLink:
@@ -99,6 +101,13 @@ class HubLink:
         #: whether a call has worked on this connection, and whether that could be said of an earlier one, which broke
         self._worked = False
         self._broke = False
+        #: set when the hub has said anything on this connection
+        self._heard = trio.Event()
+        #: records that were sent on a report call which the hub has not accepted yet
+        self._unheeded = 0
+        #: the calls that have ever worked, and how often connecting failed before they did this time
+        self._seen_working: set[str] = set()
+        self._failures_before = 0
         self._stopping = trio.Event()
         self._stopped_at = 0.0
         self._connecting = _Trouble(self.health, "connection", clock, generator)
@@ -137,6 +146,7 @@ class HubLink:
     async def _connect_once(self) -> NoReturn:
         """One connection, from dialling to its end, which is always an RpcError, alone or in a group."""
         stream = await self._dial()
+        self._heard = trio.Event()
         settings = ConnectionSettings(keepalive=self._keepalive, silence_limit=self._silence_limit)
         async with trio.open_nursery() as nursery:
             connection = await HubConnection.open(
@@ -169,6 +179,7 @@ class HubLink:
             await self._wait(trouble, failure, began)
 
     async def _report(self, connection: HubConnection) -> None:
+        self._unheeded = 0
         async with connection.report() as call, trio.open_nursery() as nursery:
             # A hub answers before the end only to refuse, and that has to be noticed while nothing is being sent.
             nursery.start_soon(self._wait_answered, call)
@@ -188,17 +199,30 @@ class HubLink:
 
     async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> None:
         """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
-        objection."""
-        with trio.move_on_after(_OBJECTION_TIME):
+        objection. One that has not said a word on this connection has not even taken notice."""
+        with trio.move_on_after(_OBJECTION_TIME) as waiting:
             await call.wait_accepted()
+        if waiting.cancelled_caught:
+            await self._heard.wait()
         self._worked = True
         if self._broke:
             self._broke = False
             self._metrics.hub_reconnected(self.name)
-        trouble.works()
-        self._connecting.over()
+        self._failures_before = self._connecting.over() or self._failures_before
+        failures = trouble.worked() + self._failures_before
+        # Of a hub that comes and goes, what was not told as lost is not told as found.
+        told = any(each.told for each in (self._connecting, self._reporting, self._watching))
+        tell = log.info if told or trouble.what not in self._seen_working else log.debug
+        self._seen_working.add(trouble.what)
+        tell("hub_works", hub=self.name, call=trouble.what, failures_before=failures)
         self.health.next_try = None
         self._show(trouble, True)
+        if trouble is self._reporting:
+            self._reported(0)
+        if self.health.state == "connected":
+            self._failures_before = 0
+            for each in (self._connecting, self._reporting, self._watching):
+                each.told = False
 
     def _show(self, trouble: _Trouble, up: bool) -> None:
         """Say whether a call is up."""
@@ -206,6 +230,10 @@ class HubLink:
         self._metrics.hub_connected(self.name, trouble.what, up)
 
     def _traffic(self, sent: int, received: int) -> None:
+        if received:
+            self._heard.set()
+            if self.health.any_up:
+                self.health.last_success = self._clock()
         self._metrics.hub_bytes(self.name, sent, received)
 
     def _received(self, records: int) -> None:
@@ -214,8 +242,11 @@ class HubLink:
         self._metrics.hub_received(self.name, records, now)
 
     def _reported(self, records: int) -> None:
-        self.health.last_success = self._clock()
-        self._metrics.hub_reported(self.name, records)
+        """So many records were sent. They count once the hub has not objected to the call."""
+        self._unheeded += records
+        if self.health.is_up("report"):
+            self._metrics.hub_reported(self.name, self._unheeded)
+            self._unheeded = 0
 
     def stop(self) -> None:
         """The agent stops: the hub is told that everything is withdrawn, on an open call, or in one more try where

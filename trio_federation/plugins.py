@@ -307,6 +307,36 @@ class PluginManager:
             "backplane": self.backplane_faults,
         }
 
+    @property
+    def faults_of_the_file(self) -> dict[str, Callable[[PluginTable], list[str]]]:
+        """The same for a process that is to run: without what is not the file's fault, but that of a plugin that could
+        not be loaded, or cannot check its options. Such a table costs its own records, and not the start of the agent;
+        what is made of it fails, and tells why."""
+
+        def of(wanted: type[AnyType]) -> Callable[[PluginTable], list[str]]:
+            return lambda table: [] if self._is_a_plugins_fault(table, wanted) else self._faults(table, wanted)
+
+        return {kind.word: of(wanted) for wanted, kind in _KINDS.items()}
+
+    def _is_a_plugins_fault(self, table: PluginTable, wanted: type[AnyType]) -> bool:
+        """Whether what is wrong with a table comes from a plugin, and another file would not help."""
+        offers = self._offers(wanted)
+        if table.type in offers:
+            if len(offers[table.type]) > 1:
+                return True
+            try:
+                every_fault(table.options, offers[table.type][0][1].options, table.key_path)
+            except BaseException as error:
+                if not is_plugins_own(error):
+                    raise
+                return True
+            return False
+        # One that failed before it could say what it has may have had this type, unless it looks like a slip.
+        failed = [plugin for plugin in self._plugins if plugin.failures]
+        if any(plugin.name == table.type for plugin in failed):
+            return True
+        return any(not plugin.types for plugin in failed) and nearest(table.type, offers) is None
+
     def source_faults(self, table: PluginTable) -> list[str]:
         """Everything that is wrong with a `[[source]]` table, a line each with its key path. Makes no source."""
         return self._faults(table, SourceType)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -51,12 +51,16 @@ class Running:
     hub_ports: list[int] = field(default_factory=list)
 
 
-def faults(config: Config, plugins: PluginManager) -> list[str]:
-    """What is wrong with a loaded configuration beyond what `config.load` can tell: with the plugins' options, and with
-    the contents of its TLS files. A line each."""
-    found = [f"{config.path}: {line}" for table in config.source for line in plugins.source_faults(table)]
-    found += [f"{config.path}: {line}" for table in config.sink for line in plugins.sink_faults(table)]
-    found += [f"{config.path}: {line}" for table in config.filter for line in plugins.filter_faults(table)]
+def faults(config: Config, plugin_faults: Mapping[str, Callable[[PluginTable], list[str]]]) -> list[str]:
+    """What is wrong with a loaded configuration beyond what `config.load` can tell: with the plugins' options, as
+    `plugin_faults` tells by the kind of table, and with the contents of its TLS files. A line each."""
+    tables = {"source": config.source, "sink": config.sink, "filter": config.filter}
+    found = [
+        f"{config.path}: {line}"
+        for kind, each in tables.items()
+        for table in each
+        for line in plugin_faults[kind](table)
+    ]
     for make in (_client_tls, _server_tls):
         try:
             make(config)
@@ -75,8 +79,9 @@ async def run(
     """Run what `config` asks for, until cancelled; an agent then withdraws its records first.
 
     Raises ConfigurationError, with every fault, before anything is started, and FederationError where an address cannot
-    be listened on."""
-    if found := faults(config, plugins):
+    be listened on. A table whose plugin could not be loaded is no such fault: what is made of it fails, and the rest
+    goes on."""
+    if found := faults(config, plugins.faults_of_the_file):
         raise ConfigurationError(found)
     generator = generator if generator is not None else random.SystemRandom()
     for warning in config.warnings:
@@ -91,9 +96,11 @@ async def run(
         grpclib=version("grpclib"),
         betterproto2=version("betterproto2"),
     )
+    for info in plugins.plugins:
+        metrics.plugin_failures(info.name, f"{info.distribution} {info.version}".rstrip(), len(info.failures))
     agent = _make_agent(config, plugins, generator, metrics) if config.has_agent else None
     hub = Hub(config.hub, metrics=metrics) if config.hub is not None else None
-    answers = _answers(agent, hub, metrics, [str(failure) for failure in plugins.failures])
+    answers = _answers(agent, hub, metrics, config.warnings, [str(failure) for failure in plugins.failures])
     async with trio.open_nursery() as nursery:
         services: list[trio.CancelScope] = []
         try:
@@ -153,7 +160,13 @@ async def _start(
     return told
 
 
-def _answers(agent: Agent | None, hub: Hub | None, metrics: FederationMetrics, plugin_failures: list[str]) -> Answers:
+def _answers(
+    agent: Agent | None,
+    hub: Hub | None,
+    metrics: FederationMetrics,
+    notes: Sequence[str],
+    plugin_failures: list[str],
+) -> Answers:
     """What is served over HTTP."""
     clock = trio_clock()
     began = clock()
@@ -174,6 +187,7 @@ def _answers(agent: Agent | None, hub: Hub | None, metrics: FederationMetrics, p
             "version": VERSION,
             **known,
             "hub": hub.health() if hub is not None else None,
+            "notes": list(notes),
             "plugin_failures": plugin_failures,
         }
 
@@ -182,6 +196,7 @@ def _answers(agent: Agent | None, hub: Hub | None, metrics: FederationMetrics, p
         readiness=readiness,
         registry=agent.registry if agent is not None else None,
         place=agent.place if agent is not None else None,
+        placed=agent.placed if agent is not None else None,
     )
 
 

@@ -82,6 +82,17 @@ class Placement:
     rule: Rule
 
 
+class Placed(NamedTuple):
+    """A placement that reserved, and what it was for."""
+
+    placement: Placement
+    namespace: str
+    env_name: str
+    group: str
+    #: seconds on the registry's clock
+    at: float
+
+
 class Reservations(Protocol):
     """What placements have taken that no report shows yet."""
 
@@ -118,7 +129,7 @@ class Router:
         *,
         reservations: Reservations | None = None,
         random: random.Random | None = None,
-        placed: Callable[[Placement], None] | None = None,
+        placed: Callable[[Placed], None] | None = None,
     ) -> None:
         self.registry = registry
         self._reservations: Reservations = reservations if reservations is not None else NoReservations()
@@ -133,7 +144,7 @@ class Router:
         metrics."""
         placement = self._decide(namespace, env_name, group)
         if reserve and self._placed is not None:
-            self._placed(placement)
+            self._placed(Placed(placement, namespace, env_name, group, self.registry.now()))
         return placement
 
     def _decide(self, namespace: str, env_name: str, group: str) -> Placement:

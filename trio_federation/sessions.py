@@ -91,6 +91,10 @@ class Sessions:
         """How many clusters have a reporter now."""
         return sum(1 for session in self._sessions.values() if session.ended_at is None)
 
+    def live_clusters(self) -> list[str]:
+        """The clusters that have a reporter now, sorted."""
+        return sorted(cluster_id for cluster_id, session in self._sessions.items() if session.ended_at is None)
+
     def _may_replace(self, current: Session, instance: str | None, now: float) -> bool:
         if instance is not None and instance == current.instance:
             return True

@@ -87,7 +87,7 @@ MISSPELT = [
     (AGENT + 'ttl = "5 seconds"', ["[federation] ttl", "ms, s, m, h"]),
     (AGENT + 'resync_interval = "20s"', ["[federation] resync_interval", "ttl"]),
     ('unknown = "x"\n' + AGENT, ["unknown", "cluster_id"]),
-    (AGENT + '[[sources]]\ntype = "fixtures"', ["sources", 'did you mean "source"?']),
+    (AGENT + '[[sources]]\ntype = "fixtures"', ["sources", "did you mean [[source]]?"]),
     (AGENT + '[[source]]\ntype = "fixtues"\npath = "x.toml"', ["source[0].type", 'did you mean "fixtures"?']),
     (AGENT + '[[source]]\ntype = "kafka"', ["source[0].type", "'kafka'", "installed: fixtures"]),
     (AGENT + '[[sink]]\ntype = "fixtures"', ["sink[0].type", "[[source]]"]),

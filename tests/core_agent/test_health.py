@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_federation.health import (
+    FLAPPING,
     HUB_GRACE,
     LONGEST_SUMMARY,
     SUMMARY_AFTER,
@@ -79,8 +80,44 @@ def test_a_failure_that_goes_on_is_a_line_and_then_ever_rarer_ones(pauses: list[
         if noted.tell is Tell.SUMMARY:
             told_at, wait = now, min(LONGEST_SUMMARY, 2 * wait)
     assert health.failures == len(pauses)
-    assert health.worked("collect", now) == len(pauses)
-    assert health.failed("collect", "why", now).tell is Tell.FIRST
+    assert health.worked("collect", now).in_a_row == len(pauses)
+    assert health.failed("collect", "why", now + FLAPPING + 1.0).tell is Tell.FIRST
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 200.0), st.floats(0.0, 200.0)), min_size=1, max_size=100))
+def test_what_comes_and_goes_is_told_once_and_then_summed_up(history: list[tuple[float, float]]) -> None:
+    """A source that fails every second time would be two lines for each try. A failure within FLAPPING after a recovery
+    is more of the same; an end is told if a failure was."""
+    now, ended, summary_at, pause, in_a_row = 0.0, -FLAPPING, 0.0, SUMMARY_AFTER, 0
+    health = Health("x", now)
+    for fails_after, works_after in history:
+        now += fails_after
+        noted = health.failed("collect", "why", now)
+        if now - ended >= FLAPPING:
+            in_a_row, pause, expected = 0, SUMMARY_AFTER, Tell.FIRST
+        else:
+            expected = Tell.SUMMARY if now >= summary_at else Tell.AGAIN
+        in_a_row += 1
+        assert (noted.tell, noted.in_a_row) == (expected, in_a_row)
+        if expected is Tell.FIRST:
+            summary_at, pause = now + SUMMARY_AFTER, SUMMARY_AFTER
+        elif expected is Tell.SUMMARY:
+            pause = min(LONGEST_SUMMARY, 2 * pause)
+            summary_at = now + pause
+        now += works_after
+        ended = now
+        assert health.worked("collect", now) == (in_a_row, expected is not Tell.AGAIN)
+        assert health.worked("collect", now) == (0, False)
+
+
+def test_what_seemed_to_come_and_go_and_then_stays_is_told() -> None:
+    """The last line in the log must not say for long that all is well when it is not."""
+    health = Health("x", 0.0)
+    health.failed("collect", "why", 0.0)
+    assert health.worked("collect", 10.0).was_told
+    told = {n: health.failed("collect", "why", 20.0 + n).tell for n in range(0, 100, 10)}
+    assert [n for n, tell in told.items() if tell is not Tell.AGAIN] == [FLAPPING]
+    assert health.worked("collect", 200.0) == (11, True)
 
 
 def test_two_kinds_that_take_turns_are_a_line_each() -> None:

@@ -173,8 +173,11 @@ async def test_a_silent_connection_counts_as_broken(
         assert fed["east"].idle("west") == [2]
 
 
-async def test_a_hub_that_accepts_and_never_speaks_is_given_up(autojump_clock: MockClock) -> None:
-    """A peer that takes the connection and says nothing is no better than none."""
+async def test_a_hub_that_accepts_and_never_speaks_is_given_up(
+    autojump_clock: MockClock, logs: list[EventDict]
+) -> None:
+    """A peer that takes the connection and says nothing is no better than none, and never passes for one that works:
+    not in the metrics, not in what `/readyz` says, not in the log."""
 
     class Mute(ScriptedHub):
         def serve(self, stream: trio.abc.Stream) -> None:
@@ -185,7 +188,20 @@ async def test_a_hub_that_accepts_and_never_speaks_is_given_up(autojump_clock: M
     mute = Mute("mute", take_everything, cannot_be_called)
     async with simulated_federation("west", "east", scripted_hubs=[mute]) as fed:
         fed["east"].source.set(member("east", idle=3))
-        await trio.sleep(120.0)
+        agent = fed["west"].agent
+
+        def look() -> tuple[float, float, str, float | None]:
+            hub = next(hub for hub in agent.health()["hubs"] if hub["name"] == "mute")
+            connected = counted(agent, "trio_federation_hub_connected", hub="mute")
+            sent = counted(agent, "trio_federation_hub_reported_records_total", hub="mute")
+            return connected, sent, hub["state"], hub["last_success"]
+
+        seen = set(await sampled(120.0, look, step=1.0))
+        assert seen == {(0.0, 0.0, "connecting", None), (0.0, 0.0, "failing", None)}
+        assert counted(agent, "trio_federation_hub_reconnects_total", hub="mute") == 0.0
+        assert [line for line in lines(logs, "hub_works") if line["hub"] == "mute"] == []
+        told = [line for line in lines(logs, "hub_failed") if line["log_level"] == "warning"]
+        assert len(told) == 2  # one of each agent
         assert fed["west"].idle("east") == [3]
         # Fifteen seconds of silence and a delay each.
         assert 4 <= fed["west"].routes["mute"].dialled <= 8

@@ -40,6 +40,7 @@ RECORDED: dict[str, Callable[[FederationMetrics], None]] = {
     "watchers": lambda m: m.watchers(1),
     "reporters": lambda m: m.reporters(1),
     "queue": lambda m: m.queue("q", lambda: 1, lambda: 2),
+    "plugin_failures": lambda m: m.plugin_failures("pools", "acme-pools 1.0", 2),
     "build": lambda m: m.build("0.1.0", python="3.11.7", trio="0.35.0", grpclib="0.4.9"),
 }
 SCRAPES = {"exposition", "whole_exposition"}
@@ -63,6 +64,11 @@ def scraped() -> dict[str, tuple[str, str, set[tuple[str, ...]]]]:
 def test_every_recording_method_is_known_here() -> None:
     public = {name for name, value in vars(FederationMetrics).items() if callable(value) and name[0] != "_"}
     assert public - SCRAPES == RECORDED.keys()
+
+
+def test_a_version_of_what_the_catalogue_does_not_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="betterproto2"):
+        FederationMetrics().build("0.1.0", betterproto2="0.10")
 
 
 def test_nothing_is_exported_that_the_catalogue_does_not_name_and_the_other_way_round(

@@ -212,7 +212,7 @@ class Exits(Polled):
 @breaks(Rule.ANSWER, "collect() raises TypeError: trio.run received unrecognized yield message")
 class BelongsElsewhere(Polled):
     async def collect(self) -> Sequence[Capacity]:
-        loop = asyncio.new_event_loop()
+        loop = asyncio.SelectorEventLoop()  # by name: trio-asyncio, where it is loaded, answers new_event_loop itself
         try:
             await loop.create_future()
         finally:

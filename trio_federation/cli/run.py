@@ -12,6 +12,7 @@ from trio_federation import logs, process
 from trio_federation.cli.signals import signals_cancel
 from trio_federation.clock import BootClock
 from trio_federation.config import Config, load
+from trio_federation.errors import FederationError
 from trio_federation.plugins import PluginManager
 
 
@@ -22,9 +23,22 @@ def run(config: str) -> None:
 
     Ends with exit code 0 on SIGTERM or SIGINT, after withdrawing what the agent has reported."""
     plugins = PluginManager.load()
-    loaded = load(config, os.environ, plugins.faults)
+    loaded = load(config, os.environ, plugins.faults_of_the_file)
     logs.configure(loaded.log)
-    trio.run(partial(run_until_signal, loaded, plugins), clock=BootClock())
+    try:
+        trio.run(partial(run_until_signal, loaded, plugins), clock=BootClock())
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+        if not _only_interrupts(error):
+            raise
+        # Ctrl-C is a signal that is taken care of.
+        text = "ended by a KeyboardInterrupt that no signal has brought, but a plugin, for instance"
+        raise FederationError(f"{text}; `trio-federation --verbose run` shows from where") from error
+
+
+def _only_interrupts(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_only_interrupts, error.exceptions))
+    return isinstance(error, KeyboardInterrupt)
 
 
 async def run_until_signal(config: Config, plugins: PluginManager) -> None:

@@ -94,7 +94,8 @@ MEMBER_AGE_SECONDS = Family(
     Kind.GAUGE,
     _MEMBER,
     "Seconds since a member pool's values were last known to be true at their source.",
-    "`max by (cluster) (trio_federation_member_age_seconds) > 20`: what is older than `ttl`, 30 s by default, is gone.",
+    "`max by (instance, cluster) (trio_federation_member_age_seconds) > 20`: what is older than `ttl`, 30 s by "
+    "default, is gone.",
 )
 
 _HUB = ("hub",)
@@ -103,8 +104,8 @@ HUB_CONNECTED = Family(
     Kind.GAUGE,
     ("hub", "stream"),
     "1 while this agent's stream to a hub is up, else 0; streams are report and watch.",
-    "`max by (stream) (trio_federation_hub_connected) == 0` for 1 minute: the agent is alone. With several hubs, also "
-    "`trio_federation_hub_connected == 0` for 10 minutes: one of them is lost.",
+    "`max by (instance, stream) (trio_federation_hub_connected) == 0` for 1 minute: the agent is alone. With several "
+    "hubs, also `trio_federation_hub_connected == 0` for 10 minutes: one of them is lost.",
 )
 HUB_RECONNECTS_TOTAL = Family(
     "trio_federation_hub_reconnects_total",
@@ -118,7 +119,8 @@ HUB_LAST_BATCH_AGE_SECONDS = Family(
     Kind.GAUGE,
     _HUB,
     "Seconds since a hub last sent a batch of records; absent until there was one.",
-    "`min(trio_federation_hub_last_batch_age_seconds) > 30` where others report: what is known of them runs out.",
+    "`min by (instance) (trio_federation_hub_last_batch_age_seconds) > 30` where others report: what is known of them "
+    "runs out.",
 )
 HUB_RECEIVED_RECORDS_TOTAL = Family(
     "trio_federation_hub_received_records_total",
@@ -294,6 +296,13 @@ BUILD_INFO = Family(
     ("version", "python", "trio", "grpclib"),
     "1, with the versions of this program, of Python and of the libraries under it as labels.",
 )
+PLUGIN_FAILURES = Family(
+    "trio_federation_plugin_failures",
+    Kind.GAUGE,
+    ("plugin", "package"),
+    "Things that an installed plugin got wrong when it was loaded; `trio-federation plugins` tells what.",
+    "`> 0`: it cannot be used, or only in part.",
+)
 UPTIME_SECONDS = Family(
     "trio_federation_uptime_seconds",
     Kind.GAUGE,
@@ -370,5 +379,5 @@ CATALOGUE = (
         "Of a process that is a hub, and of no other.",
         (HUB_WATCHERS, HUB_REPORTERS, HUB_CALLS_REFUSED_TOTAL),
     ),
-    Group("Build", "Which program this is, and for how long it runs.", (BUILD_INFO, UPTIME_SECONDS)),
+    Group("Build", "Which program this is, and for how long it runs.", (BUILD_INFO, PLUGIN_FAILURES, UPTIME_SECONDS)),
 )

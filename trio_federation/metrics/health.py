@@ -140,6 +140,7 @@ class FederationMetrics:
         self._placements = self._counter(catalogue.PLACEMENTS_TOTAL)
         self._dropped = self._counter(catalogue.RECORDS_DROPPED_TOTAL)
         self._refused = self._counter(catalogue.HUB_CALLS_REFUSED_TOTAL)
+        self._plugin_failures = self._gauge(catalogue.PLUGIN_FAILURES)
 
     def _gauge(self, family: Family) -> Gauge:
         return Gauge(family.name, family.text, family.labels, registry=self.registry)
@@ -330,8 +331,15 @@ class FederationMetrics:
         self._queues[name] = _Queue(depth, conflated)
 
     def build(self, version: str, **versions: str) -> None:
-        """Say which version of this program runs, and on what: `python`, `trio`, `grpclib` and so on."""
+        """Say which version of this program runs, and on what: `python`, `trio`, `grpclib`, as in the catalogue. Raises
+        ValueError for what is not there."""
+        if unknown := versions.keys() - set(catalogue.BUILD_INFO.labels):
+            raise ValueError(f"the catalogue has no label {', '.join(sorted(unknown))} for build info")
         self._build.info({"version": version, **versions})
+
+    def plugin_failures(self, plugin: str, package: str, count: int) -> None:
+        """Say how many things an installed plugin, of a package with its version, got wrong when it was loaded."""
+        self._plugin_failures.labels(plugin, package).set(count)
 
     # Scrapes.
 
