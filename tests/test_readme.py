@@ -183,6 +183,8 @@ def test_the_picture_loads_nothing() -> None:
 
 #: the ports of the quickstart, which docs/operating.md asks
 METRICS, ADMIN, HUB = 9474, 9475, 7443
+#: the id of a placement, as JSON tells it
+ID = re.compile(r'"id":"([0-9a-f]{16})"')
 
 
 def questions(text: str) -> list[tuple[str, str]]:
@@ -194,7 +196,7 @@ def questions(text: str) -> list[tuple[str, str]]:
 
 def comparable(text: str) -> list[str]:
     """An answer without what is different each time: numbers, and how wide they make a column."""
-    masked = re.sub(r'"id":"[0-9a-f]{16}"', '"id":"0"', text)
+    masked = ID.sub('"id":"0"', text)
     masked = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "0", masked)
     return [" ".join(line.split()) for line in masked.splitlines()]
 
@@ -205,6 +207,8 @@ class Quickstart:
     def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
         self._nursery = nursery
         self._folder = folder
+        #: what stands here for each id of docs/operating.md
+        self._ids: dict[str, str] = {}
 
     async def begin(self) -> None:
         """Start all three, with the mistake that docs/operating.md tells of."""
@@ -224,12 +228,16 @@ class Quickstart:
         """What a command of docs/operating.md says, asked of these processes."""
         for documented in (METRICS, ADMIN):
             command = command.replace(f":{documented}", f":{self._ports[documented]}")
+        for documented_id, own in self._ids.items():
+            command = command.replace(documented_id, own)
         if command.startswith("trio-federation "):
             asked: Program = await start(self._nursery, *shlex.split(command)[1:])
             await asked.ended()
             said = asked.output + "".join(f"{line}\n" for line in asked.lines)
         else:
             said = await self._curl(command)
+        for documented_id, own in self._ids.items():
+            said = said.replace(own, documented_id)
         return said.replace(f":{self._ports[HUB]}", f":{HUB}")
 
     async def _curl(self, command: str) -> str:
@@ -251,6 +259,7 @@ class Quickstart:
                 said = await self.answer(command)
                 await trio.sleep(0.1)
         assert comparable(said) == comparable(shown), command
+        self._ids |= zip(ID.findall(shown), ID.findall(said), strict=True)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ business."""
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import TextIO
@@ -43,11 +44,12 @@ def tell_failure(log: FilteringBoundLogger, noted: Failed, event: str, details: 
 
 def configure(log: Log, stream: TextIO | None = None) -> None:
     """Log to `stream` (None: standard error) from now on, in the level and format of `log`; a later call replaces it.
+    Colours are for terminals only, and not for those that cannot show them, or whose NO_COLOR is set.
 
     Libraries are heard from warnings upwards, or from `log.level` where that is higher."""
     stream = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[log.level.upper()]
-    readable = log.format == "console" or (log.format == "auto" and stream.isatty())
+    readable = log.format == "console" or (log.format == "auto" and stream is not None and stream.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -59,7 +61,7 @@ def configure(log: Log, stream: TextIO | None = None) -> None:
     last: list[Processor]
     if readable:
         plain = structlog.dev.plain_traceback
-        last = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+        last = [structlog.dev.ConsoleRenderer(colors=_shows_colours(stream), exception_formatter=plain)]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -78,7 +80,8 @@ def configure(log: Log, stream: TextIO | None = None) -> None:
         # So that loggers made before a second call follow it.
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(stream)
+    # A process may have been started without a standard error: nobody listens then.
+    handler = logging.StreamHandler(stream) if stream is not None else logging.NullHandler()
     handler.set_name(ROOT)
     handler.setFormatter(formatter)
     libraries = max(level, logging.WARNING)
@@ -90,6 +93,11 @@ def configure(log: Log, stream: TextIO | None = None) -> None:
     root.addHandler(handler)
     root.setLevel(libraries)
     logging.getLogger(ROOT).setLevel(level)
+
+
+def _shows_colours(stream: TextIO | None) -> bool:
+    unwanted = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not unwanted
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

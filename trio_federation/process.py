@@ -94,7 +94,6 @@ async def run(
         python=platform.python_version(),
         trio=version("trio"),
         grpclib=version("grpclib"),
-        betterproto2=version("betterproto2"),
     )
     for info in plugins.plugins:
         metrics.plugin_failures(info.name, f"{info.distribution} {info.version}".rstrip(), len(info.failures))

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 from trio_federation.admin import Answers
 from trio_federation.admin.answers import Place
 from trio_federation.registry import Registry
-from trio_federation.router import Placement, Router
+from trio_federation.router import Placed, Placement, Router
 
 #: Far more than a socket pair's buffers hold, so that an answer of this size waits for its reader.
 BIG = 32 * 2**20
@@ -41,21 +41,33 @@ def answers(
     healthy: Callable[[], bool] = lambda: True,
     registry: Registry | None = None,
     place: Place | None = None,
+    placed: Callable[[str], Placed | None] | None = None,
 ) -> Answers:
     """Answers of a process that is well, as far as nothing else is said."""
-    return Answers(exposition=whole(exposition), readiness=readiness, healthy=healthy, registry=registry, place=place)
+    return Answers(
+        exposition=whole(exposition),
+        readiness=readiness,
+        healthy=healthy,
+        registry=registry,
+        place=place,
+        placed=placed,
+    )
 
 
 class Placements:
-    """A router's answers, and what was asked for with the wish to reserve."""
+    """A router's answers, what was asked for with the wish to reserve, and what came of that, by id."""
 
     def __init__(self, registry: Registry) -> None:
-        self.router = Router(registry)
+        self.remembered: dict[str, Placed] = {}
+        self.router = Router(registry, placed=self._remember)
         self.asked: list[tuple[str, str, str, bool]] = []
 
     def __call__(self, namespace: str, env: str, group: str, reserve: bool) -> Placement:
         self.asked.append((namespace, env, group, reserve))
         return self.router.place(namespace, env, group, reserve=reserve)
+
+    def _remember(self, placed: Placed) -> None:
+        self.remembered[placed.placement.id] = placed
 
     @property
     def reserved(self) -> int:

@@ -15,6 +15,7 @@ from tests.admin.conftest import ServeAdmin
 from tests.admin.helpers import answers, ask
 from trio_federation.admin import admin_app
 from trio_federation.admin.page import content_security_policy, load_page
+from trio_federation.cli.status import STATE_STYLES, HubPart, LastError, OwnHub, Part, Readiness, Stream
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -163,6 +164,23 @@ def test_the_page_changes_nothing(document: Document) -> None:
     assert script.count("fetch(") == 1
     assert not re.search(r"method\s*:|sendBeacon|XMLHttpRequest|WebSocket|EventSource", script)
     assert set(re.findall(r"get\([\"'`]([^\"'`?]*)", script)) == {"readyz", "v1/capacity", "v1/place"}
+
+
+def test_the_page_takes_the_same_for_well_as_the_command(document: Document) -> None:
+    (script,) = document.inline["script"]
+    (table,) = re.findall(r"const KINDS = \{(.*?)\};", script)
+    kinds = dict(re.findall(r'(\w+): "(\w+)"', table))
+    ok = {"bold red": "bad", "yellow": None, "green": "ok"}
+    assert kinds == {state: ok[style] for state, style in STATE_STYLES.items() if ok[style]}
+
+
+def test_the_page_shows_all_that_readyz_tells(document: Document) -> None:
+    """Each key is asked for somewhere; the names of times and numbers are those of its code, too."""
+    (script,) = document.inline["script"]
+    structs = (Readiness, OwnHub, HubPart, Part, Stream, LastError)
+    keys = {name for struct in structs for name in struct.__struct_fields__}
+    assert {"notes", "dropped", "clusters", "why_not"} <= keys
+    assert {key for key in keys if not re.search(rf"\.{key}\b", script)} == set()
 
 
 def test_names_in_the_script_are_those_of_the_page(document: Document) -> None:

@@ -14,6 +14,7 @@ from tests.admin.conftest import ServeAdmin
 from tests.admin.helpers import Answer, Placements, answers, ask, post
 from trio_federation.admin import admin_app
 from trio_federation.admin.api import MAX_BODY
+from trio_federation.agent import PLACEMENTS_KEPT
 from trio_federation.capacity import Capacity
 from trio_federation.registry import Registry
 from trio_federation.router import Candidate, Placement
@@ -24,8 +25,14 @@ GROUP = "is not at most 63 printable characters without '::' and '//'"
 
 
 @pytest.fixture
-def placements() -> Placements:
-    registry = Registry("west", ttl=30.0, clock=lambda: 100.0)
+def now() -> list[float]:
+    """The registry's time, in its only element."""
+    return [100.0]
+
+
+@pytest.fixture
+def placements(now: list[float]) -> Placements:
+    registry = Registry("west", ttl=30.0, clock=lambda: now[0])
     registry.upsert(
         [
             Capacity("west", "agents", "py", "p1", "cpu", running=4, observed_at=100.0),
@@ -37,8 +44,8 @@ def placements() -> Placements:
 
 
 async def get(placements: Placements, query: str) -> Answer:
-    app = admin_app(answers(registry=placements.router.registry, place=placements), host="127.0.0.1")
-    return await ask(app, "/v1/place", query=query.encode())
+    given = answers(registry=placements.router.registry, place=placements, placed=placements.remembered.get)
+    return await ask(admin_app(given, host="127.0.0.1"), "/v1/place", query=query.encode())
 
 
 async def send(placements: Placements, fields: object, *headers: tuple[bytes, bytes]) -> Answer:
@@ -114,13 +121,45 @@ async def test_both_methods_tell_the_same(placements: Placements) -> None:
     assert [candidate["target"] for candidate in asked["candidates"]] == ["east::p1"]
 
 
+async def test_a_placement_of_the_past_is_told_by_its_id(placements: Placements, now: list[float]) -> None:
+    """As it was decided then, whatever is known by now; and what it was for, and when."""
+    first = (await send(placements, {"namespace": "agents", "env": "py", "group": "cpu"})).json
+    now[0] += 0.5
+    second = (await send(placements, {"namespace": "agents", "env": "other"})).json
+    now[0] += 12.34567
+    placements.router.registry.upsert([Capacity("north", "agents", "py", "p1", "cpu", idle=9)])
+    answer = await get(placements, f"id={first['id']}")
+    assert answer.status == 200
+    assert answer.json == first | {"namespace": "agents", "env": "py", "group": "cpu", "ago": 12.846}
+    assert answer.json["target"] == "east::p1"
+    told = (await get(placements, f"id={second['id']}")).json
+    assert told == second | {"namespace": "agents", "env": "other", "group": "", "ago": 12.346}
+    # Told of, and not placed once more.
+    assert placements.reserved == len(placements.asked) == 2
+
+
+@pytest.mark.parametrize("placement_id", ["0123456789abcdef", "", "%00%E2%80%A8", "a" * 5000])
+async def test_a_placement_that_is_not_remembered(placements: Placements, placement_id: str) -> None:
+    asked = (await get(placements, "namespace=agents&env=py")).json["id"]  # which reserves nothing
+    for each in (placement_id, asked):
+        answer = await get(placements, f"id={each}")
+        assert answer.status == 404
+        assert answer.error.startswith("no placement with the id '")
+        assert f"remembers the last {PLACEMENTS_KEPT:,} that reserved, and a restart forgets them" in answer.error
+        assert len(answer.error) < 300
+
+
 @pytest.mark.parametrize(
     "query, error",
     [
         ("", "namespace is missing; ask for /v1/place?namespace=NAMESPACE&env=ENV"),
         ("namespace=a", "env is missing; ask for /v1/place?namespace=NAMESPACE&env=ENV"),
         ("env=a", "namespace is missing; ask for /v1/place?namespace=NAMESPACE&env=ENV"),
-        ("namespace=a&env=b&cluster=c", "unknown query parameter 'cluster'; /v1/place takes namespace, env, group"),
+        ("namespace=a&env=b&cluster=c", "unknown query parameter 'cluster'; /v1/place takes namespace, env, group, id"),
+        ("id=a&namespace=b", "id is given together with namespace; an id alone says which placement is meant"),
+        ("group=c&id=a&env=b", "id is given together with env and group; an id alone says which placement is meant"),
+        ("id=a&id=a", "id is given twice; give it once"),
+        ("id=a&cluster=c", "unknown query parameter 'cluster'; /v1/place takes namespace, env, group, id"),
         ("namespace=a&env=b&env=b", "env is given twice; give it once"),
         ("namespace=a.b&env=b", f"namespace 'a.b' {LABEL}"),
         ("namespace=a&env=B", f"env 'B' {SUBDOMAIN}"),
@@ -246,6 +285,7 @@ async def test_a_process_without_an_agent_says_so() -> None:
     app = admin_app(answers(), host="127.0.0.1")
     for answer in (
         await ask(app, "/v1/place", query=b"namespace=a&env=b"),
+        await ask(app, "/v1/place", query=b"id=a"),
         await post(app, {"namespace": "a", "env": "b"}),
     ):
         assert answer.status == 404

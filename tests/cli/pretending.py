@@ -101,7 +101,7 @@ def peer(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[st
 
 
 def part(name: str, state: str = "live", **changes: Any) -> dict[str, Any]:
-    """A source or a sink in `/readyz`."""
+    """A source in `/readyz`, or a sink, which has no "dropped" there."""
     return {
         "name": name,
         "state": state,
@@ -110,6 +110,7 @@ def part(name: str, state: str = "live", **changes: Any) -> dict[str, Any]:
         "last_error": None,
         "next_try": 4.6,
         "failures": 0,
+        "dropped": {},
     } | changes
 
 
@@ -132,6 +133,7 @@ def readiness(**changes: Any) -> dict[str, Any]:
         "sinks": [],
         "hubs": [hub_part("hub-a.example:7443")],
         "hub": None,
+        "notes": [],
         "plugin_failures": [],
     } | changes
 
@@ -178,6 +180,12 @@ def candidate(target: str, **changes: Any) -> dict[str, Any]:
         "state": "Active",
         "verdict": "less idle",
     } | changes
+
+
+def past_placement(*candidates: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What `/v1/place` says of one by its id."""
+    of = {"namespace": "agents", "env": "python", "group": "", "ago": 123.4}
+    return placement(*candidates, **of) | changes
 
 
 def placement(*candidates: dict[str, Any], **changes: Any) -> dict[str, Any]:

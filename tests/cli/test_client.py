@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ import click
 import httpx
 import msgspec
 import pytest
+import trustme
 
 from tests.cli.pretending import PretendAgent, Reply, peer, pretend_agent
 from trio_federation.cli import client
@@ -120,7 +122,7 @@ NO_AGENT = f"no agent of this version answers here; {WHERE}"
         (Reply(b"[" * 100_000), f"answers no JSON object; {NO_AGENT}"),
         (Reply({"a": 1}, 503), f"answers 503; {NO_AGENT}"),
         # what an agent says itself
-        (Reply({"error": "env is missing"}, 400), "answers 400: env is missing"),
+        (Reply({"error": "from another page"}, 403), "answers 403: from another page"),
         (Reply({"error": "not\nknown \x1b[31m"}, 404), rf"answers 404: not known \x1b[31m; {WHERE}"),
         (Reply({"error": {}}, 400), f"answers 400; {NO_AGENT}"),
         # elsewhere
@@ -136,6 +138,13 @@ def test_others_answer(reply: Reply, line: str, agent: PretendAgent) -> None:
     assert refused(agent.url) == f"/v1/place: {line}"
 
 
+def test_what_breaks_a_rule_is_bad_usage(agent: PretendAgent) -> None:
+    agent.replies = {"/v1/place": Reply({"error": "env\nis missing"}, 400)}
+    with pytest.raises(click.ClickException) as raised:
+        ask(agent.url, [Question("/v1/place")], PATIENCE)
+    assert raised.value.message == f"{agent.url}/v1/place: answers 400: env is missing"
+
+
 def test_a_redirect_is_never_followed(agent: PretendAgent) -> None:
     with pretend_agent() as other:
         other.replies = {"/v1/place": Reply({})}
@@ -145,7 +154,7 @@ def test_a_redirect_is_never_followed(agent: PretendAgent) -> None:
 
 
 def test_what_others_say_is_told_in_few_words(agent: PretendAgent) -> None:
-    agent.replies = {"/v1/place": Reply({"error": "long " * 10_000}, 400)}
+    agent.replies = {"/v1/place": Reply({"error": "long " * 10_000}, 403)}
     assert len(refused(agent.url)) < 400
 
 
@@ -226,6 +235,38 @@ def test_a_peer_that_speaks_something_else_or_hangs_up(said: bytes) -> None:
     with peer(serve) as url:
         line = refused(url)
     assert re.fullmatch(rf": no HTTP answer, or a broken one: .+; is the agent running\? {re.escape(WHERE)}", line)
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b""])
+def test_a_peer_that_knows_no_tls(said: bytes) -> None:
+    def serve(connection: socket.socket, over: threading.Event) -> None:
+        connection.recv(65536)
+        connection.sendall(said)
+
+    with peer(serve) as url:
+        line = refused(url.replace("http:", "https:"))
+    assert line == f": no TLS answers there; an agent speaks plain HTTP: write {url}"
+
+
+def test_an_agents_own_port_knows_no_tls(agent: PretendAgent) -> None:
+    upper = agent.url.replace("http:", "HTTPS:")
+    assert refused(f"{upper}/west") == f": no TLS answers there; an agent speaks plain HTTP: write {agent.url}/west"
+
+
+def test_a_certificate_that_is_not_trusted_is_another_matter() -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+
+    def serve(connection: socket.socket, over: threading.Event) -> None:
+        connection.settimeout(PATIENCE)
+        with context.wrap_socket(connection, server_side=True):
+            pass
+
+    with peer(serve) as url:
+        line = refused(url.replace("http:", "https:"))
+    assert line.startswith(": cannot be reached: ")
+    assert "certificate verify failed" in line
 
 
 def test_a_fault_of_ours_is_not_taken_for_the_peers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.cli.conftest import Call
 from tests.process.running import COMMAND, environment, run_all
 from trio_federation.cli.main import COMMANDS, commands
 from trio_federation.errors import ConfigurationError, FederationError, Unavailable
+
+GOOD = Path(__file__).resolve().parents[2] / "config" / "quickstart" / "west.toml"
 
 
 def test_version(call: Call) -> None:
@@ -135,7 +138,8 @@ def failing(error: BaseException) -> click.Command:
         (ConfigurationError(["one: bad", "two: bad"]), 2, ["one: bad", "two: bad"]),
         (ExceptionGroup("", [FederationError("one"), ExceptionGroup("", [FederationError("two")])]), 1, ["one", "two"]),
         (ExceptionGroup("", [FederationError("one"), ConfigurationError(["two: bad"])]), 2, ["one", "two: bad"]),
-        (KeyboardInterrupt(), 1, []),
+        (KeyboardInterrupt(), 1, ["interrupted"]),
+        (BaseExceptionGroup("", [KeyboardInterrupt(), FederationError("one")]), 1, ["interrupted", "one"]),
         (click.ClickException("no"), 2, ["Error: no"]),
     ],
 )
@@ -184,6 +188,59 @@ def test_a_bug_is_never_taken_for_a_known_failure(
     with pytest.raises(type(error)) as raised:
         call("fail")
     assert raised.value is error
+
+
+def test_an_interrupt_is_traced_on_request(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(commands.commands, "fail", failing(KeyboardInterrupt("from here")))
+    ended = call("--verbose", "fail")
+    assert (ended.code, ended.lines[-1]) == (1, "interrupted")
+    assert "KeyboardInterrupt: from here" in ended.lines
+
+
+def test_an_error_of_the_system_from_elsewhere_is_a_bug(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody should be told that it was the output."""
+    monkeypatch.setitem(commands.commands, "fail", failing(OSError(errno.ENOSPC, "no space")))
+    with pytest.raises(OSError, match="no space"):
+        call("fail")
+
+
+def in_shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What comes of a line of the shell in which $1 is the command."""
+    return subprocess.run(
+        ["/bin/sh", "-c", line, "sh", COMMAND],
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+FULL = "the output cannot be written: no space left on device; send it somewhere else\n"
+CLOSED = "standard output is closed, so nothing can be shown; send it somewhere\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments, code, said",
+    [
+        ("plugins >/dev/full", 1, FULL),
+        ("plugins --json >/dev/full", 1, FULL),
+        (f"check {GOOD} >/dev/full", 1, FULL),
+        ("--version >/dev/full", 1, FULL),
+        ("demo --seconds 1 >/dev/full", 1, FULL),
+        ("plugins >&-", 1, CLOSED),
+        ("plugins --json >&-", 1, CLOSED),
+        (f"check {GOOD} >&-", 1, CLOSED),
+        ("bogus 2>/dev/full", 2, ""),
+        ("check bogus 2>/dev/full", 2, ""),
+        ("check bogus 2>&-", 2, ""),
+    ],
+)
+def test_an_output_that_takes_nothing(arguments: str, code: int, said: str, unbuffered: str) -> None:
+    """One line, where it can be said, and no complaint of Python's at the end."""
+    ended = in_shell(f'"$1" {arguments}', PYTHONUNBUFFERED=unbuffered)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", said)
 
 
 async def test_as_a_process(tmp_path: Path) -> None:

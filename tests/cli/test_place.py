@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.cli.conftest import Call
-from tests.cli.pretending import PretendAgent, Reply, candidate, placement, pretend_agent
+from tests.cli.pretending import PretendAgent, Reply, candidate, past_placement, placement, pretend_agent
 from trio_federation.capacity import INT32_MAX
 from trio_federation.cli.place import Placement, placement_lines
 from trio_federation.cli.tables import plain
@@ -66,6 +66,47 @@ def test_for_programs(agent: PretendAgent, call: Call) -> None:
     assert (ended.code, ended.lines) == (0, [])
     assert json.loads(ended.output) == FOREIGN | {"later": ["\u202e\x1b[31m"]}
     assert ended.output.strip().isprintable()
+
+
+def test_a_placement_of_the_past(agent: PretendAgent, call: Call) -> None:
+    agent.replies["/v1/place"] = Reply(past_placement(*FOREIGN["candidates"]))
+    ended = call("place", "--id", "0123456789abcdef", "--url", agent.url)
+    assert agent.asked == ["/v1/place?id=0123456789abcdef"]
+    assert (ended.code, ended.lines) == (0, [])
+    lines = ended.output.splitlines()
+    assert lines[:3] == [
+        "placement 0123456789abcdef, 2m03s ago, for agents/python",
+        "west has none idle for agents/python; east::large has 3 idle",
+        "the create went to east::large",
+    ]
+    assert lines[3:] == SHOWN.splitlines()[2:]
+    stayed = past_placement(local=True, target=None, group="gpu", ago=0.0)
+    agent.replies["/v1/place"] = Reply(stayed)
+    lines = call("place", "--id", "0123456789abcdef", "--url", agent.url).output.splitlines()
+    assert lines[0] == "placement 0123456789abcdef, 0.0s ago, for agents/python, group gpu"
+    assert lines[2] == "the create stayed in the cluster of this agent"
+    assert json.loads(call("place", "--id", "x", "--json", "--url", agent.url).output) == stayed
+
+
+def test_a_placement_that_is_not_remembered(agent: PretendAgent, call: Call) -> None:
+    """Another address would not help."""
+    agent.replies["/v1/place"] = Reply({"error": "no placement with the id 'a' is remembered"}, 404)
+    ended = call("place", "--id", "a", "--url", agent.url)
+    assert (ended.code, ended.output) == (1, "")
+    assert ended.lines == [f"{agent.url}/v1/place: answers 404: no placement with the id 'a' is remembered"]
+    # Not what an agent says of one.
+    agent.replies["/v1/place"] = Reply(FOREIGN)
+    ended = call("place", "--id", "a", "--url", agent.url)
+    assert (ended.code, ended.output, len(ended.lines)) == (1, "", 1)
+    assert "not the answer of an agent" in ended.lines[0]
+
+
+def test_names_that_break_rules_are_bad_usage(agent: PretendAgent, call: Call) -> None:
+    agent.replies["/v1/place"] = Reply({"error": "namespace 'TEAM' is not a label"}, 400)
+    for more in ([], ["--json"]):
+        ended = call("place", "TEAM", "x", "--url", agent.url, *more)
+        assert (ended.code, ended.output) == (2, "")
+        assert ended.lines == [f"Error: {agent.url}/v1/place: answers 400: namespace 'TEAM' is not a label"]
 
 
 def test_a_create_that_stays() -> None:
@@ -139,6 +180,10 @@ def test_it_fits_and_has_every_number(found: list[dict[str, Any]], reason: str, 
     [
         ([], "Missing argument 'NAMESPACE'"),
         (["agents"], "Missing argument 'ENV'"),
+        (["agents", "--group", "gpu"], "Missing argument 'ENV'"),
+        (["agents", "python", "--id", "a"], "leave out NAMESPACE, ENV and --group"),
+        (["agents", "--id", "a"], "leave out NAMESPACE, ENV and --group"),
+        (["--group", "gpu", "--id", "a"], "leave out NAMESPACE, ENV and --group"),
         (["agents", "python", "gpu"], "unexpected extra argument"),
         (["agents", "python", "--url", "127.0.0.1:9465"], "is no address; write it as http://HOST:PORT"),
     ],
@@ -147,6 +192,7 @@ def test_bad_usage(arguments: list[str], words: str, call: Call) -> None:
     ended = call("place", *arguments)
     assert (ended.code, ended.output) == (2, "")
     assert words in "\n".join(ended.lines)
+    assert "Usage: trio-federation place [OPTIONS] NAMESPACE ENV" in ended.lines
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["people", "json"])
@@ -154,7 +200,7 @@ def test_bad_usage(arguments: list[str], words: str, call: Call) -> None:
     "reply, words",
     [
         (Reply(b"404 not found", 404), "answers 404; no agent of this version answers here"),
-        (Reply({"error": "namespace 'A' is not a label"}, 400), "answers 400: namespace 'A' is not a label"),
+        (Reply({"error": "another page's"}, 403), "answers 403: another page's"),
         (Reply({"candidates": []}), "not the answer of an agent (object missing required field"),
         (Reply(placement(candidate("a::b", idle="3"))), "not the answer of an agent (expected `int`, got `str`"),
     ],

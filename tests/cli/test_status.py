@@ -148,6 +148,50 @@ def test_a_hub_without_an_agent(agent: PretendAgent, call: Call) -> None:
     assert as_json.code == 0
 
 
+def test_who_reports_to_a_hub() -> None:
+    """As many as fit on one line of a terminal, and all of them elsewhere."""
+    names = [f"cluster-{number}" for number in range(12)]
+    hub = {"reporters": 12, "watchers": 3, "records": 12, "clusters": names}
+    known = readiness(cluster_id=None, mode="hub", sources=[], hubs=[], hub=hub)
+    assert told(known)[2:] == [
+        "hub here: 12 reporters, 3 watchers, 12 records",
+        f"reporting: {', '.join(names)}",
+    ]
+    assert told(known, 60)[3] == "reporting: cluster-0, cluster-1, cluster-2 and 9 more"
+    assert told(readiness(hub=hub | {"clusters": ["\x1b[31m"]}))[3] == r"reporting: \x1b[31m"
+
+
+def test_what_should_be_known() -> None:
+    """Notes take nothing from being ready: what they are about was asked for."""
+    notes = ["a.toml: [federation] hubs: not used, the agent runs single-cluster", "evil\x1b[31m"]
+    lines = told(readiness(notes=notes, hubs=[], mode="single-cluster"))
+    assert lines[:5] == [
+        "ready",
+        "cluster west, single-cluster, version 0.1.0, up 12m34s",
+        f"note: {notes[0]}",
+        r"note: evil\x1b[31m",
+        "",
+    ]
+    # An agent of before says nothing of them.
+    assert told({"ready": True}) == ["ready", ""]
+
+
+def test_what_was_dropped_is_told_and_is_not_what_is_wrong_now() -> None:
+    error = {"what": "collect", "text": "OSError", "age": 3.2}
+    lines = told(
+        readiness(
+            hubs=[hub_part("hub-a:7443", dropped={"capacity": 12, "duplicate": 4000000000})],
+            sources=[part("source[0]:a", dropped={"b": 2, "a": 2, "c\x07": 3}, last_error=error), part("source[1]:b")],
+        )
+    )
+    assert lines[0] == "ready"
+    assert [line for line in lines if line.startswith("    ")] == [
+        "    dropped so far: duplicate 4000000000, capacity 12",
+        "    collect: OSError",
+        r"    dropped so far: c\x07 3, a 2, b 2",
+    ]
+
+
 def test_parts_that_fail() -> None:
     error = {"what": "collect", "text": "OSError: no such file", "age": 3.2}
     down = {"report": {"up": True, "since": 64.0}, "watch": {"up": False, "since": 3.0}}
@@ -243,7 +287,6 @@ def test_bad_usage(arguments: list[str], words: str, call: Call) -> None:
         ({"/readyz": Reply(b"404 not found", 404)}, "/readyz: answers 404; no agent of this version answers here"),
         ({"/v1/capacity": Reply(b"404 not found", 404)}, "/v1/capacity: answers 404; no agent"),
         ({"/v1/capacity": Reply({"error": "not found"}, 404)}, "/v1/capacity: answers 404: not found; [admin] bind"),
-        ({"/v1/capacity": Reply({"error": "bad namespace"}, 400)}, "/v1/capacity: answers 400: bad namespace"),
         ({"/readyz": Reply({"status": "UP"})}, "/readyz: not the answer of an agent (object missing required field"),
         ({"/readyz": Reply(readiness(sources=3))}, "/readyz: not the answer of an agent (expected `array`, got `int`"),
         ({"/v1/capacity": Reply({})}, "/v1/capacity: not the answer of an agent"),
@@ -260,6 +303,13 @@ def test_no_answer(replies: dict[str, Reply], words: str, as_json: list[str], ag
     assert verbose.code == 1
     assert verbose.lines[0].startswith("Traceback")
     assert verbose.lines[-1] == ended.lines[0]
+
+
+def test_names_that_break_rules_are_bad_usage(agent: PretendAgent, call: Call) -> None:
+    agent.replies["/v1/capacity"] = Reply({"error": "bad namespace"}, 400)
+    ended = call("status", "--url", agent.url, "--namespace", "TEAM")
+    assert (ended.code, ended.output) == (2, "")
+    assert ended.lines == [f"Error: {agent.url}/v1/capacity: answers 400: bad namespace"]
 
 
 def test_nobody_there(call: Call) -> None:
@@ -435,7 +485,7 @@ async def test_real_agents(nursery: trio.Nursery, tmp_path: Path) -> None:
         hub=[COMMAND, "status", "--url", f"http://127.0.0.1:{hub.admin_port}"],
     )
     codes = {name: each.process.returncode for name, each in ended.items()}
-    assert codes == {name: 1 if name in ("wrong", "metrics") else 0 for name in ended}
+    assert codes == {name: {"wrong": 2, "metrics": 1}.get(name, 0) for name in ended}
 
     lines = ended["people"].output.splitlines()
     assert lines[0] == "ready"
@@ -463,4 +513,7 @@ async def test_real_agents(nursery: trio.Nursery, tmp_path: Path) -> None:
     assert "/v1/capacity: answers 404" in line
     assert "[admin] bind" in line
     assert ended["hub"].output.splitlines()[1].startswith("hub, version ")
-    assert ended["hub"].output.splitlines()[2] == "hub here: 2 reporters, 2 watchers, 2 records"
+    assert ended["hub"].output.splitlines()[2:4] == [
+        "hub here: 2 reporters, 2 watchers, 2 records",
+        "reporting: east, west",
+    ]

@@ -17,6 +17,7 @@ from trio_federation.cli.tables import (
     Line,
     Row,
     Section,
+    as_many_as_fit,
     duration,
     fold,
     headroom,
@@ -229,6 +230,27 @@ def test_names_that_differ_look_different(found: list[tuple[str, str]], width: i
 
 ONE = row("west", "small", 3, "Active", "less idle")
 TWO = row("eu-central-1-zone-seven", "standard-large-amd64", 12, "Saturated", "nothing idle, cannot grow")
+
+
+@given(st.lists(st.text(max_size=70), min_size=1, max_size=40), st.integers(29, 120))
+def test_as_many_names_as_fit(names: list[str], width: int) -> None:
+    shown_names = [visible(name) for name in names]
+    assert as_many_as_fit(names, None) == ", ".join(shown_names)
+    text = as_many_as_fit(names, width)
+    assert cell_len(text) <= width
+    if cell_len(", ".join(shown_names)) <= width:
+        assert text == ", ".join(shown_names)
+        return
+    # What is there is the beginning, with nothing but the first cut short, and the number of the others.
+    candidates = [
+        f"{', '.join(shown_names[:number])} and {len(names) - number} more" for number in range(1, len(names))
+    ]
+    fitting = [candidate for candidate in candidates if cell_len(candidate) <= width]
+    if fitting:
+        assert text == fitting[-1]
+    else:
+        assert "…" in text
+        assert len(names) == 1 or text.endswith(f" and {len(names) - 1} more")
 
 
 def test_wide_enough() -> None:

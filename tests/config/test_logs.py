@@ -62,7 +62,14 @@ def test_json_lines() -> None:
         ("console", io.StringIO(), False),
     ],
 )
-def test_format(wanted: Literal["auto", "console", "json"], stream: io.StringIO, is_json: bool) -> None:
+def test_format(
+    wanted: Literal["auto", "console", "json"],
+    stream: io.StringIO,
+    is_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     configure(Log(format=wanted), stream)
     get_logger("agent").info("hello", key="value")
     text = stream.getvalue()
@@ -70,6 +77,37 @@ def test_format(wanted: Literal["auto", "console", "json"], stream: io.StringIO,
     assert ("\x1b[" in text) is (isinstance(stream, Terminal) and not is_json)
     assert "hello" in text
     assert "value" in text
+
+
+@pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_are_only_for_those_who_want_them(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    texts = []
+    for refused in (False, True):
+        if refused:
+            monkeypatch.setenv(name, value)
+        stream = Terminal()
+        configure(Log(), stream)
+        get_logger("agent").warning("hello", key="value")
+        texts.append(stream.getvalue())
+    # Still to be read by people.
+    assert ["\x1b[" in text for text in texts] == [True, False]
+    assert texts[1].rstrip().endswith("key=value")
+    monkeypatch.setenv("NO_COLOR", "")  # which counts as unset
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    configure(Log(), stream)
+    get_logger("agent").warning("hello")
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_a_process_without_a_standard_error_logs_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    formats: list[Literal["auto", "console", "json"]] = ["auto", "console", "json"]
+    for wanted in formats:
+        configure(Log(format=wanted))
+        get_logger("agent").error("hello", key="value")
 
 
 def test_standard_error_is_where_logs_go(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trio_federation.registry import Registry
-from trio_federation.router import Placement
+from trio_federation.router import Placed, Placement
 
 #: `place(namespace, env, group, reserve)`: where a create should go; `reserve` False only asks.
 Place: TypeAlias = Callable[[str, str, str, bool], Placement]
@@ -34,3 +34,6 @@ class Answers:
     registry: Registry | None = None
     #: where a create should go; None: this process runs no agent
     place: Place | None = None
+    #: a placement of the past that reserved, by its id; None where it is not remembered. Needs `registry`, whose clock
+    #: tells how long ago it was. None: this process runs no agent
+    placed: Callable[[str], Placed | None] | None = None

@@ -35,6 +35,9 @@ _NO_AGENT = "this process runs no agent, so it knows of no capacity; ask the age
 #: How the fields of a record are called in a query.
 _NAMES = {"namespace": "namespace", "env_name": "env", "scaling_group": "group"}
 
+#: What `GET /v1/place` takes: either a create, or the id of a placement of the past.
+_PLACE_KEYS = ("namespace", "env", "group", "id")
+
 
 class Refusal(HTTPException):
     """A request that is not answered, and a line that says what to do about it."""
@@ -80,6 +83,8 @@ def api_routes(answers: Answers) -> list[Route]:
 
     async def place(request: Request) -> Response:
         reserve = request.method == "POST"
+        if not reserve and "id" in request.query_params:
+            return json_response(_of_the_past(answers, _id_by_query(request)))
         asked = await _asked_by_body(request) if reserve else _asked_by_query(request)
         _check_names(asked.namespace, asked.env, asked.group)
         if answers.place is None:
@@ -143,6 +148,19 @@ def _placement(placement: Placement) -> dict[str, Any]:
     return told | {"candidates": [_candidate(candidate) for candidate in placement.candidates]}
 
 
+def _of_the_past(answers: Answers, placement_id: str) -> dict[str, Any]:
+    """A placement that was made before, what for, and how many seconds ago. Raises Refusal where nobody knows it."""
+    if answers.placed is None or answers.registry is None:
+        raise Refusal(404, _NO_AGENT)
+    placed = answers.placed(placement_id)
+    if placed is None:
+        kept = "an agent remembers the last 1,000 that reserved, and a restart forgets them"
+        raise Refusal(404, f"no placement with the id {shown(placement_id)} is remembered; {kept}")
+    ago = _rounded(max(0.0, answers.registry.now() - placed.at))
+    asked = {"namespace": placed.namespace, "env": placed.env_name, "group": placed.group}
+    return _placement(placed.placement) | asked | {"ago": ago}
+
+
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for field in fields(candidate):
@@ -173,8 +191,16 @@ def _query(request: Request, known: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def _id_by_query(request: Request) -> str:
+    query = _query(request, _PLACE_KEYS)
+    if len(query) > 1:
+        others = " and ".join(name for name in _PLACE_KEYS if name in query and name != "id")
+        raise Refusal(400, f"id is given together with {others}; an id alone says which placement is meant")
+    return query["id"]
+
+
 def _asked_by_query(request: Request) -> _Asked:
-    query = _query(request, ("namespace", "env", "group"))
+    query = _query(request, _PLACE_KEYS)
     for name in ("namespace", "env"):
         if name not in query:
             raise Refusal(400, f"{name} is missing; ask for /v1/place?namespace=NAMESPACE&env=ENV")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from trio_federation import process
+from trio_federation.cli.tables import Column, Line, Row, Section, paragraph, show, table, visible
 from trio_federation.config import describe, load
 from trio_federation.errors import ConfigurationError
 from trio_federation.plugins import PluginManager
@@ -19,15 +19,23 @@ from trio_federation.plugins import PluginManager
 def check(config: str) -> None:
     """Validate the file CONFIG and show what it comes to; nothing is started.
 
-    Every fault is listed, with the key and what to do about it; exit code 2 if there is one."""
+    Every fault is listed, with the key and what to do about it; exit code 2 if there is one. Into a pipe or a file
+    nothing is shortened."""
     plugins = PluginManager.load()
     loaded = load(config, os.environ, plugins.faults)
-    if found := process.faults(loaded, plugins):
+    if found := process.faults(loaded, plugins.faults):
         raise ConfigurationError(found)
-    table = Table("key", "value", title=f"{config} is good", title_justify="left")
-    for key, value in describe(loaded):
-        table.add_row(key, value)
-    # What stands in the file is shown as it is: "[fe80::1]:7443" would pass for markup.
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    described = describe(loaded)
+    show(lambda width: described_lines(config, described, width))
     for warning in loaded.warnings:
-        click.echo(f"note: {warning}", err=True)
+        click.echo(f"note: {visible(warning)}", err=True)
+
+
+_SETTINGS = (Column("key"), Column("value", least=16, folds=True))
+
+
+def described_lines(config: str, described: Sequence[tuple[str, str]], width: int | None) -> Iterator[Line]:
+    """The lines about a configuration that is good."""
+    yield from paragraph(f"{config} is good", width, style="bold green")
+    yield []
+    yield from table(_SETTINGS, [Section("", [Row(each) for each in described])], width)

@@ -8,6 +8,7 @@ import ipaddress
 import math
 import queue
 import re
+import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ LARGEST_ANSWER = 64 * 2**20
 
 _WHERE = "[admin] bind in the agent's configuration says where it answers"
 _IS_IT_RUNNING = f"is the agent running? {_WHERE}"
+#: how OpenSSL says that what came is no TLS at all, or that the other side hung up on its first words
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING")
 _NOT_AN_AGENT = f"no agent of this version answers here; {_WHERE}"
 
 #: A number of sandboxes, as it may stand in a record.
@@ -110,7 +113,8 @@ def ask(
 ) -> list[dict[str, Any]]:
     """The answers of the agent at `url`, one JSON object for each question, all within `timeout` seconds.
 
-    Raises FederationError, whose one line says what to do, for anything else. `transport`: instead of the network."""
+    Raises FederationError, whose one line says what to do, for anything else, and click.ClickException where the agent
+    says that what it was asked for breaks a rule. `transport`: instead of the network."""
     outcome: queue.SimpleQueue[list[dict[str, Any]] | Exception] = queue.SimpleQueue()
     given_up = threading.Event()
 
@@ -143,10 +147,14 @@ def read(url: str, question: Question, answer: dict[str, Any], struct: type[Stru
         raise FederationError(f"{where}: not the answer of an agent ({_short(error)}); {_NOT_AN_AGENT}") from error
 
 
-def refusal(url: str, question: Question, status: int, text: str) -> FederationError:
-    """The agent says itself why it gives no answer."""
-    where = f"; {_WHERE}" if status == 404 else ""
-    return FederationError(f"{url}{question.path}: answers {status}: {_short(text)}{where}")
+def refusal(url: str, question: Question, status: int, text: str) -> Exception:
+    """The agent says itself why it gives no answer. With 400, what it was asked for breaks a rule: bad usage."""
+    line = f"{url}{question.path}: answers {status}: {_short(text)}"
+    if status == 400:
+        return click.ClickException(line)
+    # Of a placement that is not remembered, another address knows no more.
+    elsewhere = status == 404 and "id" not in question.parameters
+    return FederationError(f"{line}; {_WHERE}" if elsewhere else line)
 
 
 def _ask(
@@ -213,9 +221,21 @@ def _told(url: str, timeout: float) -> Iterator[None]:
             f"{url}: the proxy of the environment does not let it through: {_short(error)}"
         ) from error
     except (httpx.NetworkError, UnicodeError) as error:
+        if url.lower().startswith("https:") and _speaks_no_tls(error):
+            plain = f"http{url[len('https') :]}"
+            raise FederationError(f"{url}: no TLS answers there; an agent speaks plain HTTP: write {plain}") from error
         raise FederationError(f"{url}: cannot be reached: {_short(error)}; {_IS_IT_RUNNING}") from error
     except httpx.HTTPError as error:
         raise FederationError(f"{url}: no HTTP answer, or a broken one: {_short(error)}; {_IS_IT_RUNNING}") from error
+
+
+def _speaks_no_tls(error: BaseException) -> bool:
+    """Whether a TLS handshake failed because the other side does not know what that is. One that sends alerts, or a
+    certificate that is not trusted, does."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS
 
 
 def _too_slow(url: str, timeout: float) -> FederationError:

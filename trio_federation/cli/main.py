@@ -5,9 +5,12 @@ not before: `--help`, `--version` and the completion of a shell have no time for
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 
@@ -74,33 +77,59 @@ def main() -> None:
     options = _Options()
     try:
         code = commands.main(prog_name="trio-federation", standalone_mode=False, obj=options)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(BAD_USAGE)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        sys.exit(FAILED)
-    except (FederationError, BaseExceptionGroup) as error:
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         known = _known(error)
         if known is None:
             raise  # a fault of ours: its traceback is what is needed
-        if options.verbose:
-            traceback.print_exception(error)
-        for failure in known:
-            click.echo(str(failure), err=True)
-        sys.exit(BAD_USAGE if any(isinstance(failure, ConfigurationError) for failure in known) else FAILED)
+        _end(error if options.verbose else None, known)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _known(error: BaseException) -> list[FederationError] | None:
-    """The errors of ours that `error` consists of, or None where there is anything else in it."""
-    if isinstance(error, FederationError):
+def _end(traced: BaseException | None, known: list[Exception]) -> NoReturn:
+    """Tell of failures and end the process with the exit code that they make."""
+    with suppress(OSError):  # where nobody can be told, there is the exit code
+        if traced is not None:
+            traceback.print_exception(traced)
+        for failure in known:
+            if isinstance(failure, click.ClickException):
+                failure.show()
+            else:
+                click.echo(str(failure), err=True)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            # What could not be written is still there, and would be tried again, and complained of, at the very end.
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    bad_usage = any(isinstance(failure, ConfigurationError | click.ClickException) for failure in known)
+    sys.exit(BAD_USAGE if bad_usage else FAILED)
+
+
+def _known(error: BaseException) -> list[Exception] | None:
+    """The failures that `error` consists of, each of which tells a person what is wrong; None where there is anything
+    else in it."""
+    if isinstance(error, FederationError | click.ClickException):
         return [error]
+    if isinstance(error, KeyboardInterrupt | click.exceptions.Abort):
+        return [FederationError("interrupted")]
+    if isinstance(error, OSError) and _is_about_output(error):
+        reason = (error.strerror or str(error)).lower()
+        return [FederationError(f"the output cannot be written: {reason}; send it somewhere else")]
     if not isinstance(error, BaseExceptionGroup):
         return None
-    found: list[FederationError] = []
+    found: list[Exception] = []
     for member in error.exceptions:
         inner = _known(member)
         if inner is None:
             return None
         found += inner
     return found
+
+
+def _is_about_output(error: OSError) -> bool:
+    """Whether it comes from a write to standard output or standard error: click and rich, with which all is written
+    that is for people, do nothing else with the operating system."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals["__name__"].partition(".")[0] in ("click", "rich")

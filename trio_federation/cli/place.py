@@ -1,5 +1,5 @@
-"""`trio-federation place`: where a create would go, and why, candidate by candidate. The router of the agent that is
-asked decides; this command only asks, reserves nothing, and shows."""
+"""`trio-federation place`: where a create would go, or where one went, and why, candidate by candidate. The router of
+the agent that is asked decides; this command only asks, reserves nothing, and shows."""
 
 from __future__ import annotations
 
@@ -46,20 +46,55 @@ class Placement(msgspec.Struct):
     candidates: list[Candidate]
 
 
+class PastPlacement(Placement):
+    """What `/v1/place` says of a placement of the past. `ago`: seconds since."""
+
+    id: str
+    namespace: str
+    env: str
+    group: str
+    ago: float
+
+
 @click.command()
-@click.argument("namespace")
-@click.argument("env")
+@click.argument("namespace", required=False, metavar="NAMESPACE")
+@click.argument("env", required=False, metavar="ENV")
 @click.option("--group", default="", help="Only members of this scaling group; else the whole env.")
+@click.option("--id", "placement_id", metavar="ID", help="Instead: the placement of this id, and when it was.")
 @asks_an_agent
-def place(namespace: str, env: str, group: str, url: str, timeout: float, as_json: bool) -> None:
+@click.pass_context
+def place(
+    ctx: click.Context,
+    namespace: str | None,
+    env: str | None,
+    group: str,
+    placement_id: str | None,
+    url: str,
+    timeout: float,
+    as_json: bool,
+) -> None:
     """Show where a create of ENV in NAMESPACE would go now, and why.
 
     The agent is only asked: nothing is created, and nothing reserved. Pools of other clusters are listed best first.
-    Into a pipe or a file nothing is shortened."""
-    parameters = {"namespace": namespace, "env": env} | ({"group": group} if group else {})
-    question = Question("/v1/place", parameters)
+    Into a pipe or a file nothing is shortened.
+
+    With --id, and without NAMESPACE and ENV, show where a create of the past went: a placement that reserved, among the
+    last 1,000 of them since the agent was started."""
+    form: type[Placement]
+    if placement_id is not None:
+        if namespace is not None or group:
+            raise click.UsageError("--id says which placement is meant; leave out NAMESPACE, ENV and --group.", ctx)
+        question, form = Question("/v1/place", {"id": placement_id}), PastPlacement
+    else:
+        for argument, given in zip(ctx.command.params, (namespace, env), strict=False):
+            if given is None:
+                raise click.MissingParameter(ctx=ctx, param=argument)
+        assert namespace is not None
+        assert env is not None
+        parameters = {"namespace": namespace, "env": env} | ({"group": group} if group else {})
+        question, form = Question("/v1/place", parameters), Placement
     (answer,) = ask(url, [question], timeout)
-    placement = read(url, question, answer, Placement)
+    placement = read(url, question, answer, form)
     if as_json:
         show_json(answer)
         return
@@ -81,9 +116,16 @@ _TIER_STYLES = {"idle": "green", "grow": "yellow"}
 
 def placement_lines(placement: Placement, width: int | None) -> Iterator[Line]:
     """The lines about one placement."""
+    past = isinstance(placement, PastPlacement)
+    if isinstance(placement, PastPlacement):
+        of = f"{placement.namespace}/{placement.env}" + (f", group {placement.group}" if placement.group else "")
+        yield from paragraph(f"placement {placement.id}, {duration(placement.ago)} ago, for {of}", width)
     yield from paragraph(placement.reason, width)
-    goes = "stays in the cluster of this agent" if placement.target is None else f"goes to {placement.target}"
-    yield from paragraph(f"a create {goes}", width, style="bold")
+    if placement.target is None:
+        goes = f"{'stayed' if past else 'stays'} in the cluster of this agent"
+    else:
+        goes = f"{'went' if past else 'goes'} to {placement.target}"
+    yield from paragraph(f"{'the' if past else 'a'} create {goes}", width, style="bold")
     yield []
     if not placement.candidates:
         yield from paragraph("no pool of another cluster was there to look at", width)

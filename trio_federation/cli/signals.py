@@ -49,6 +49,8 @@ async def signals_cancel(scope: trio.CancelScope, told: Callable[[str], object] 
 def _end_now() -> None:
     """The end of a process that holds on to a plugin which does not let itself be stopped. A thread's work, because the
     plugin may be holding Trio's."""
-    print(f"not ended {LAST_RESORT:g} s after the signal: a plugin does not let itself be stopped", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(0)
+    try:
+        print(f"not ended {LAST_RESORT:g} s after the signal: a plugin does not let itself be stopped", file=sys.stderr)
+        sys.stderr.flush()
+    finally:  # also where nobody listens, and there is no standard error
+        os._exit(0)

@@ -4,6 +4,7 @@ decides what each thing means; this command only asks and shows."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import click
 import msgspec
@@ -14,6 +15,7 @@ from trio_federation.cli.tables import (
     Line,
     Row,
     Section,
+    as_many_as_fit,
     duration,
     headroom,
     number,
@@ -22,6 +24,9 @@ from trio_federation.cli.tables import (
     show_json,
     table,
 )
+
+#: What was counted since the start.
+Total = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LastError(msgspec.Struct):
@@ -33,7 +38,8 @@ class LastError(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """A source or a sink of an agent. Times are in seconds before now, `next_try` from now; None for never."""
+    """A source or a sink of an agent. Times are in seconds before now, `next_try` from now; None for never. `dropped`:
+    how many of its records were refused since the start, by reason."""
 
     name: str
     state: str
@@ -42,6 +48,7 @@ class Part(msgspec.Struct):
     last_error: LastError | None = None
     next_try: float | None = None
     failures: int = 0
+    dropped: dict[str, Total] = {}
 
 
 class Stream(msgspec.Struct):
@@ -59,11 +66,12 @@ class HubPart(Part):
 
 
 class OwnHub(msgspec.Struct):
-    """The hub that runs in the process which was asked."""
+    """The hub that runs in the process which was asked. `clusters`: who reports to it now."""
 
     reporters: int
     watchers: int
     records: int
+    clusters: list[str] = []
 
 
 class Readiness(msgspec.Struct):
@@ -80,6 +88,8 @@ class Readiness(msgspec.Struct):
     sinks: list[Part] = []
     hubs: list[HubPart] = []
     hub: OwnHub | None = None
+    #: what is allowed in the configuration, and yet should be known
+    notes: list[str] = []
     plugin_failures: list[str] = []
 
 
@@ -144,7 +154,8 @@ def status(url: str, timeout: float, as_json: bool, namespace: str | None, env: 
     show(lambda width: [*readiness_lines(readiness, width), [], *capacity_lines(known, narrow, width)])
 
 
-_STATE_STYLES = {
+#: How each state of a part is shown: green where it is well.
+STATE_STYLES = {
     "live": "green",
     "working": "green",
     "connected": "green",
@@ -171,7 +182,7 @@ def readiness_lines(readiness: Readiness, width: int | None) -> Iterator[Line]:
     parts = [("hub ", part) for part in readiness.hubs] + [
         ("", part) for part in (*readiness.sources, *readiness.sinks)
     ]
-    unwell = [f"{kind}{part.name} {_state(part)}" for kind, part in parts if _STATE_STYLES.get(part.state) != "green"]
+    unwell = [f"{kind}{part.name} {_state(part)}" for kind, part in parts if STATE_STYLES.get(part.state) != "green"]
     if not readiness.ready:
         yield [("not ready", "bold red")]
     elif unwell:
@@ -190,6 +201,12 @@ def readiness_lines(readiness: Readiness, width: int | None) -> Iterator[Line]:
     if (hub := readiness.hub) is not None:
         text = f"hub here: {hub.reporters} reporters, {hub.watchers} watchers, {hub.records} records"
         yield from paragraph(text, width)
+        if hub.clusters:
+            first = "reporting: "
+            room = None if width is None else width - len(first)
+            yield [(first + as_many_as_fit(hub.clusters, room), "")]
+    for note in readiness.notes:
+        yield from paragraph(note, width, style="yellow", first="note: ")
     if parts:
         yield []
         yield from table(_PARTS, [Section("", [_part_row(kind, part) for kind, part in parts])], width)
@@ -220,8 +237,11 @@ def _part_row(kind: str, part: Part) -> Row:
         text = f"{error.what}: {error.text}"
         if part.failures > 1:
             text += f" (failures so far: {part.failures})"
-        notes.append((text, "dim" if _STATE_STYLES.get(part.state) == "green" else "red"))
-    return Row(cells, {1: _STATE_STYLES.get(part.state, "")}, notes)
+        notes.append((text, "dim" if STATE_STYLES.get(part.state) == "green" else "red"))
+    if part.dropped:
+        most_first = sorted(part.dropped.items(), key=lambda each: (-each[1], each[0]))
+        notes.append((f"dropped so far: {', '.join(f'{reason} {count}' for reason, count in most_first)}", ""))
+    return Row(cells, {1: STATE_STYLES.get(part.state, "")}, notes)
 
 
 def _state(part: Part) -> str:

@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeAlias
 import click
 from rich.cells import cell_len, chop_cells, split_graphemes
 
+from trio_federation.errors import FederationError
+
 #: Lines are not made narrower than this: a terminal that is breaks them itself.
 NARROWEST = 40
 #: Cells that the lines which go on with something are moved to the right by.
@@ -78,6 +80,21 @@ def shorten(text: str, width: int) -> str:
             break
         end = begin
     return f"{text[:start]}…{text[end:]}"
+
+
+def as_many_as_fit(names: Sequence[str], width: int | None) -> str:
+    """Names from anywhere, with commas between them: as many as fit in `width` cells, and how many more there are; all
+    of them where there is no limit. A first one that is too long by itself loses its middle."""
+    names = [visible(name) for name in names]
+    text = ", ".join(names)
+    if width is None or cell_len(text) <= width:
+        return text
+    for shown in range(min(len(names) - 1, width), 0, -1):
+        text = f"{', '.join(names[:shown])} and {len(names) - shown} more"
+        if cell_len(text) <= width:
+            return text
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return shorten(names[0], width - len(more)) + more
 
 
 def fold(text: str, width: int) -> list[str]:
@@ -293,7 +310,8 @@ def show(lines: Callable[[int | None], Iterable[Line]]) -> None:
     """Write to standard output what `lines` makes of its width: that of the terminal, or None where it is none.
 
     Colours are for terminals only, and not for those that cannot show them, or whose NO_COLOR is set. Characters that
-    the encoding of standard output does not have are escaped."""
+    the encoding of standard output does not have are escaped. Raises FederationError where it is closed."""
+    _require_output()
     on_terminal = sys.stdout.isatty()
     width = max(NARROWEST, shutil.get_terminal_size().columns) if on_terminal else None
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -312,5 +330,12 @@ def show(lines: Callable[[int | None], Iterable[Line]]) -> None:
 
 def show_json(answer: object) -> None:
     """Write one JSON object to standard output, in one line of ASCII: what strings of others may hold, and a terminal
-    would obey, stays escaped."""
+    would obey, stays escaped. Raises FederationError where standard output is closed."""
+    _require_output()
     click.echo(json.dumps(answer))
+
+
+def _require_output() -> None:
+    # How Python shows that a process was started without one; click would be content with that.
+    if sys.stdout is None:
+        raise FederationError("standard output is closed, so nothing can be shown; send it somewhere")
