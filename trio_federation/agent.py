@@ -32,12 +32,14 @@ from trio_federation.isolation import Body, Watch, on_own_loop, on_this_loop
 from trio_federation.link import HubLink
 from trio_federation.local import LocalTruth
 from trio_federation.metrics import FederationMetrics
+from trio_federation.plugins import in_one_line
 from trio_federation.registry import Registry
 from trio_federation.reporter import Reporter
+from trio_federation.retry import failures_of
 from trio_federation.router import Placed, Placement, Router
 from trio_federation.rpc import Dialer, open_bridge
 from trio_federation.sinks import SinkAccount, SinkRunner
-from trio_federation.sources import Batch, Collected, SourceAccount, SourceRunner
+from trio_federation.sources import Batch, Collected, SourceAccount, SourceRunner, remake_backoff
 from trio_federation.watcher import Watcher
 
 log = structlog.get_logger("trio_federation.agent")
@@ -302,11 +304,28 @@ class Agent:
                 nursery.start_soon(self._feed_registry)
                 for name, body, watch in self._plugins:
                     if self._isolated:
-                        nursery.start_soon(on_own_loop, name, BootClock, body, watch)
+                        nursery.start_soon(self._run_isolated, name, body, watch)
                     else:
                         nursery.start_soon(on_this_loop, body, watch)
         finally:
             ended.set()
+
+    async def _run_isolated(self, name: str, body: Body, watch: Watch) -> None:
+        """A plugin on loops of its own: one that breaks, which is what happens to a Trio loop where a callback raises,
+        is replaced."""
+        backoff = remake_backoff(random.Random(self._random.getrandbits(64)))
+        while True:
+            began = trio.current_time()
+            broke: list[trio.TrioInternalError] = []
+            try:
+                await on_own_loop(name, BootClock, body, watch)
+            except* trio.TrioInternalError as group:
+                broke = failures_of(group, trio.TrioInternalError)
+            if not broke:
+                return
+            delay = backoff.again(trio.current_time() - began)
+            watch.failed("run", f"its loop broke: {in_one_line(broke[0].__cause__ or broke[0])}", self._clock() + delay)
+            await trio.sleep(delay)
 
     async def _say_goodbye(self) -> None:
         for link in self.links:
@@ -321,7 +340,9 @@ class Agent:
             if isinstance(batch, Collected):
                 update = self._truth.collected(batch.source, batch.records, batch.observed_at, now, batch.reports)
             else:
-                update = self._truth.pushed(batch.source, batch.changes, now, batch.reports)
+                update = self._truth.pushed(
+                    batch.source, batch.changes, now, batch.reports, observed_at=batch.observed_at
+                )
             if update.refused:
                 self._refused(f"source:{batch.source}", update.refused)
             self.source_accounts[batch.source].records = self._truth.count(batch.source)

@@ -8,6 +8,7 @@ synchronous call that waits."""
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -21,8 +22,10 @@ _T = TypeVar("_T")
 LOOK_INTERVAL = 1.0
 #: Seconds without a turn after which a loop counts as blocked.
 BLOCKED_AFTER = 2.0
+#: Seconds after which a loop that still is blocked is told of once more: whoever is told sums up.
+BLOCKED_AGAIN = 60.0
 #: Seconds that a cancelled loop gets to end before its thread is left to itself.
-END_DEADLINE = 1.5
+END_DEADLINE = 2.5
 
 
 class Line(Protocol):
@@ -43,10 +46,13 @@ class Watch(Protocol):
     """Who hears of a loop that is blocked; called on the agent's loop."""
 
     def blocked(self, seconds: float) -> None:
-        """It has not turned for so long, and may never do so again."""
+        """It has not turned for so long, and may never do so again. Called now and then for as long as that lasts."""
 
     def turns_again(self) -> None:
         """It turns again."""
+
+    def failed(self, what: str, error: str, next_try: float | None = None) -> None:
+        """Something of it has failed; `what` "run": its whole loop has broken, and a new one begins at `next_try`."""
 
     def abandoned(self) -> None:
         """It did not end in time, and is left to itself."""
@@ -163,8 +169,13 @@ class _OwnLoop:
                 with trio.move_on_after(BLOCKED_AFTER / 2):
                     await turned.wait()
             if not turned.is_set():
+                began = trio.current_time() - BLOCKED_AFTER
                 watch.blocked(BLOCKED_AFTER)
-                await turned.wait()
+                while not turned.is_set():
+                    with trio.move_on_after(BLOCKED_AGAIN):
+                        await turned.wait()
+                        break
+                    watch.blocked(trio.current_time() - began)
                 watch.turns_again()
 
 
@@ -182,7 +193,8 @@ async def on_own_loop(name: str, clock: Callable[[], trio.abc.Clock], body: Body
             try:
                 with patience:
                     await trio.to_thread.run_sync(
-                        partial(trio.run, loop.main, body, clock=clock()),
+                        # Nothing of the agent's context: trio-asyncio would find the agent's loop in it.
+                        partial(contextvars.Context().run, partial(trio.run, loop.main, body, clock=clock())),
                         thread_name=name,
                         abandon_on_cancel=True,
                         limiter=trio.CapacityLimiter(1),

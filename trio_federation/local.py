@@ -90,9 +90,18 @@ class LocalTruth:
             self._drop(source, identity, origin, now, update)
         return update
 
-    def pushed(self, source: str, changes: Sequence[Change], now: float, reports: Reports | None = None) -> Update:
+    def pushed(
+        self,
+        source: str,
+        changes: Sequence[Change],
+        now: float,
+        reports: Reports | None = None,
+        *,
+        observed_at: float | None = None,
+    ) -> Update:
         """A source has told what has changed, and nothing of the rest. `reports`: what others may know of it."""
         update = Update()
+        observed_at = now if observed_at is None else observed_at
         origin = self._next()
         self._forget_gone(now)
         # A batch has one place in the history, so of several words on one identity only the last can be said.
@@ -107,10 +116,10 @@ class LocalTruth:
         self._records.setdefault(source, {})
         for identity, change in last.items():
             if isinstance(change, Capacity):
-                self._take(source, change, now, now, origin, reports, update)
+                self._take(source, change, observed_at, now, origin, reports, update)
             elif self._owners.get(identity) == source:
                 self._drop(source, identity, origin, now, update)
-            pushed[identity] = now
+            pushed[identity] = observed_at
         if len(pushed) > 2 * len(self._records[source]) + 64:
             # No collect takes so long, so none that is under way needs the older ones; collects may be failing, though.
             self._pushed[source] = {identity: at for identity, at in pushed.items() if at >= now - self.ttl}
@@ -192,10 +201,9 @@ class LocalTruth:
         return known.observed_at is None or now - known.observed_at > self.ttl / 2
 
     def _fault(self, source: str, record: object, seen: Collection[Identity], now: float) -> Fault | None:
-        if not isinstance(record, Capacity):
-            return Fault("type", f"{type(record).__name__} is not a Capacity")
-        if (bad := fault(record)) is not None:
+        if (bad := record_fault(record)) is not None:
             return bad
+        assert isinstance(record, Capacity)
         if record.cluster_id != self.cluster_id:
             return Fault("foreign", f"cluster_id {record.cluster_id!r} is not the agent's own, {self.cluster_id!r}")
         name = "/".join(record.identity[1:])
@@ -219,3 +227,13 @@ class LocalTruth:
         del self._owners[identity]
         update.samples.append(Withdrawal(identity, origin))
         self._untell(identity, origin, now, update)
+
+
+def record_fault(record: object) -> Fault | None:
+    """Why what a source hands over as a record is none that can be taken in, or None where it is. Never raises."""
+    if type(record) is not Capacity:  # a subclass may be, and do, anything
+        return Fault("type", f"{type(record).__name__} is not a Capacity")
+    try:
+        return fault(record)
+    except Exception as error:  # one that was never filled in, or holds something that cannot be compared
+        return Fault("type", f"a Capacity that cannot be read: {type(error).__name__}")

@@ -642,7 +642,7 @@ def in_one_line(error: BaseException) -> str:
     """An error in one line, those of a group with it. Its type is part of it, unless it is ours, whose texts stand
     alone."""
     try:
-        text = " ".join(str(error).split())
+        text = "".join(each if each.isprintable() else "\ufffd" for each in " ".join(str(error).split()))
     except BaseException as failure:
         if not is_plugins_own(failure):
             raise

@@ -17,6 +17,8 @@ from trio_federation.samples import SampleTable
 # A query frees at most so many expired records on its way, so that its own cost stays that of its env's members. Every
 # record is pushed once, and every call frees more than one, so nothing piles up.
 _FREED_PER_QUERY = 8
+# The same for what has no hurry: under half a millisecond.
+FREED_PER_STEP = 128
 
 
 class ForeignMember(NamedTuple):
@@ -164,11 +166,16 @@ class Registry:
         return self._clock()
 
     def version(self) -> int:
-        """A number that is another one after every change of what `snapshot` returns, ages aside: also when something
-        has run out, of which nobody else tells."""
+        """A number that is another one after every change of what `snapshot` returns, ages aside. What has run out
+        counts once it is freed, of which nobody else tells: `free` first."""
         with self._lock:
-            self._table.expire(self._clock())
             return self._table.version
+
+    def free(self, limit: int = FREED_PER_STEP) -> bool:
+        """Free what has run out, looking at no more than `limit` entries, so that nobody waits for long who needs the
+        registry meanwhile. Returns whether nothing is left to be freed."""
+        with self._lock:
+            return self._table.expire(self._clock(), limit)
 
     def set_clock(self, clock: Clock | HasCurrentTime | None) -> None:
         """Read time from another clock from now on. Records keep the stamps that they have."""

@@ -257,9 +257,9 @@ class SampleTable:
             if now <= tombstone.until:
                 yield Withdrawal(tombstone.identity, tombstone.origin)
 
-    def expire(self, now: float, limit: int | None = None) -> None:
+    def expire(self, now: float, limit: int | None = None) -> bool:
         """Free what has run out; with `limit`, look at no more than that many entries, so that a caller's own cost
-        stays bounded."""
+        stays bounded. Returns whether that is done, and nothing more has run out."""
         looked_at = 0
         # Not in a local variable: a push may rebuild the heap.
         while self._heap and self._heap[0][0] < now and (limit is None or looked_at < limit):
@@ -271,6 +271,7 @@ class SampleTable:
                 item.forget(self)
             else:
                 self._push(item, max(item.ends_at(self.ttl), math.nextafter(now, math.inf)))
+        return not self._heap or self._heap[0][0] >= now
 
     def held(self) -> dict[str, int]:
         """How many things are kept, for tests and metrics: records, tombstones, instances, heap entries."""

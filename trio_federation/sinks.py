@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import structlog
@@ -21,7 +22,7 @@ from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.registry import Registry
 from trio_federation.retry import Backoff, failures_of
-from trio_federation.sources import Ended, close, failure_text, remake_backoff, start_plugin
+from trio_federation.sources import Ended, close, failure_text, given_up_after, remake_backoff, start_plugin
 
 log = structlog.get_logger("trio_federation.sinks")
 
@@ -54,8 +55,14 @@ class SinkAccount:
         for what in ("create", "run"):
             self._over(what)
         before = self.health.worked("update", self._clock())
-        if before:
-            log.info("sink_works", sink=self.name, what="update", failures_before=before)
+        if before.was_told:
+            log.info("sink_works", sink=self.name, what="update", failures_before=before.in_a_row)
+
+    def has_started(self) -> None:
+        """It runs, and there is nothing to tell it yet."""
+        self.health.next_try = None
+        for what in ("create", "run"):
+            self._over(what)
 
     def failed(self, what: str, error: str, next_try: float | None = None) -> None:
         """`what` has failed, and is tried again at `next_try`."""
@@ -66,16 +73,23 @@ class SinkAccount:
 
     def _over(self, what: str) -> None:
         before = self.health.over(what, self._clock())
-        if before:
-            log.info("sink_works", sink=self.name, what=what, failures_before=before)
+        if before.was_told:
+            log.info("sink_works", sink=self.name, what=what, failures_before=before.in_a_row)
 
     # isolation.Watch
 
     def blocked(self, seconds: float) -> None:
         """Its loop does not turn."""
-        self.failed(
-            "blocked", f"it has not given way for {seconds:g} s: a call in it blocks; it should await, or use a thread"
-        )
+        error = f"it has not given way for {seconds:.0f} s: a call in it blocks; it should await, or use a thread"
+        if self.health.state != "blocked":
+            self.failed("blocked", error)
+        else:  # one failure, however long it takes
+            tell_failure(
+                log,
+                self.health.failed("blocked", error, self._clock(), counts=False),
+                "sink_failed",
+                {"sink": self.name, "what": "blocked", "error": error},
+            )
 
     def turns_again(self) -> None:
         """Its loop turns again."""
@@ -116,41 +130,51 @@ class SinkRunner:
         """Run it until cancelled, wherever this is called; `line` leads to the agent."""
         backoff = remake_backoff(self._random)
         while True:
-            began = trio.current_time()
-            ended = await self._one_life(line)
-            delay = backoff.again(trio.current_time() - began)
-            line.tell(self._account.failed, ended.what, ended.text, self._clock() + delay)
+            delay = await self._one_life(line, backoff)
             await trio.sleep(delay)
 
-    async def _one_life(self, line: Line) -> Ended:
+    async def _one_life(self, line: Line, backoff: Backoff) -> float:
+        """Live until something fails. Returns after how many seconds to try again."""
+        began = trio.current_time()
+
+        def failed(ended: Ended) -> float:
+            delay = backoff.again(trio.current_time() - began)
+            line.tell(self._account.failed, ended.what, ended.text, self._clock() + delay)
+            return delay
+
         try:
             sink = self._make()
         except BaseException as error:
-            return Ended("create", failure_text(error))
-        ended: list[Ended] = []
+            return failed(Ended("create", failure_text(error)))
+        delay = 0.0
         try:
             async with trio.open_nursery() as nursery:
-                await start_plugin(nursery, sink, within=self._registry.ttl / 2)
-                nursery.start_soon(self._keep_told, sink, line)
+                deaf = partial(line.tell, self._account.failed, "run")
+                await start_plugin(nursery, sink, within=self._registry.ttl / 2, deaf=deaf)
+                nursery.start_soon(self._keep_told, sink, line, nursery)
         except* Ended as group:
-            ended = failures_of(group, Ended)
+            # Told before it is closed, which may take long.
+            delay = failed(failures_of(group, Ended)[0])
         finally:
             await close(sink, self._name)
-        return ended[0]
+        return delay
 
-    async def _keep_told(self, sink: CapacitySink, line: Line) -> NoReturn:
+    async def _keep_told(self, sink: CapacitySink, line: Line, nursery: trio.Nursery) -> NoReturn:
         backoff = Backoff(self._random, first=FIRST_RETRY, longest=LONGEST_RETRY, least=0.5)
         if self._told != ():  # to know nothing yet is nothing to tell; a new sink does not know what the last one did
             self._told = None
         told_version, told_at = -1, 0.0
         while True:
             now = trio.current_time()
+            while not self._registry.free():
+                await trio.lowlevel.checkpoint()
             version = self._registry.version()
             if version != told_version or now >= told_at + REFRESH_INTERVAL:
                 snapshot = self._snapshot()
                 if snapshot != self._told:
                     self._told = None
-                    failure = await self._tell(sink, list(snapshot))  # which is then the sink's to change
+                    # The list is then the sink's to change.
+                    failure = await self._tell(sink, list(snapshot), line, nursery)
                     took = trio.current_time() - now
                     if failure is not None:
                         delay = backoff.again(0.0)
@@ -159,6 +183,8 @@ class SinkRunner:
                         continue
                     backoff.reset()
                     line.tell(self._account.told, took)
+                elif told_version == -1:
+                    line.tell(self._account.has_started)
                 self._told, told_version, told_at = snapshot, version, now
             await trio.sleep(LOOK_INTERVAL)
 
@@ -169,10 +195,12 @@ class SinkRunner:
         found.sort(key=lambda record: record.sort_key)
         return tuple(found)
 
-    async def _tell(self, sink: CapacitySink, snapshot: Sequence[Capacity]) -> str | None:
+    async def _tell(
+        self, sink: CapacitySink, snapshot: Sequence[Capacity], line: Line, nursery: trio.Nursery
+    ) -> str | None:
         """Tell it once. Returns why that failed."""
         try:
-            with trio.move_on_after(DEADLINE) as scope:
+            with given_up_after(nursery, DEADLINE, deaf=partial(line.tell, self._account.failed, "update")) as scope:
                 await sink.update(snapshot)
         except BaseException as error:
             return failure_text(error)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import structlog
@@ -27,7 +28,7 @@ from trio_federation.config import Federation
 from trio_federation.health import Health
 from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
 from trio_federation.isolation import Line
-from trio_federation.local import Reports
+from trio_federation.local import Reports, record_fault
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import in_one_line, plugins_failure
@@ -56,6 +57,7 @@ class Pushed(NamedTuple):
 
     source: str
     changes: Sequence[Change]
+    observed_at: float
     reports: Reports | None
 
 
@@ -81,8 +83,8 @@ class SourceAccount:
         """`what` has worked."""
         before = self.health.worked(what, self._clock())
         self._show_live()
-        if before:
-            log.info("source_works", source=self.name, what=what, failures_before=before)
+        if before.was_told:
+            log.info("source_works", source=self.name, what=what, failures_before=before.in_a_row)
 
     def collected(self, seconds: float, records: int, next_try: float) -> None:
         """A collect has told so many records, after so many seconds; the next one begins at `next_try`."""
@@ -96,8 +98,8 @@ class SourceAccount:
         """`what` is no trouble any more."""
         before = self.health.over(what, self._clock())
         self._show_live()
-        if before:
-            log.info("source_works", source=self.name, what=what, failures_before=before)
+        if before.was_told:
+            log.info("source_works", source=self.name, what=what, failures_before=before.in_a_row)
 
     def failed(self, what: str, error: str, next_try: float | None = None) -> None:
         """`what` has failed, and is tried again at `next_try`."""
@@ -131,9 +133,11 @@ class SourceAccount:
 
     def blocked(self, seconds: float) -> None:
         """Its loop does not turn."""
-        self.failed(
-            "blocked", f"it has not given way for {seconds:g} s: a call in it blocks; it should await, or use a thread"
-        )
+        error = f"it has not given way for {seconds:.0f} s: a call in it blocks; it should await, or use a thread"
+        if self.health.state != "blocked":
+            self.failed("blocked", error)
+        else:  # one failure, however long it takes
+            self._tell("source_failed", "blocked", error, "kept until they are older than the TTL", counts=False)
 
     def turns_again(self) -> None:
         """Its loop turns again."""
@@ -187,31 +191,37 @@ class SourceRunner:
         """Run it until cancelled, wherever this is called; `line` leads to the agent."""
         backoff = remake_backoff(self.generator)
         while True:
-            began = trio.current_time()
-            ended = await self._one_life(line)
-            delay = backoff.again(trio.current_time() - began)
-            line.tell(self.account.failed, ended.what, ended.text, self.clock() + delay)
+            delay = await self._one_life(line, backoff)
             await trio.sleep(delay)
 
-    async def _one_life(self, line: Line) -> Ended:
+    async def _one_life(self, line: Line, backoff: Backoff) -> float:
+        """Live until something fails. Returns after how many seconds to try again."""
+        began = trio.current_time()
+
+        def failed(ended: Ended) -> float:
+            delay = backoff.again(trio.current_time() - began)
+            line.tell(self.account.failed, ended.what, ended.text, self.clock() + delay)
+            return delay
+
         try:
-            # Filters first: they have nothing to close where what comes after them fails.
-            filters = _Filters({name: make() for name, make in self._make_filters.items()}, line, self.account)
             source = self._make()
         except BaseException as error:
-            return Ended("create", failure_text(error))
-        ended: list[Ended] = []
+            return failed(Ended("create", failure_text(error)))
+        filters = _Filters(self._make_filters, line, self.account)
+        delay = 0.0
         try:
             async with trio.open_nursery() as nursery:
-                await start_plugin(nursery, source, within=self.settings.ttl / 2)
+                deaf = partial(line.tell, self.account.failed, "run")
+                await start_plugin(nursery, source, within=self.settings.ttl / 2, deaf=deaf)
                 life = _Life(self, source, filters, line)
                 nursery.start_soon(life.take_pushed)
-                nursery.start_soon(life.poll)
+                nursery.start_soon(life.poll, nursery)
         except* Ended as group:
-            ended = failures_of(group, Ended)
+            # Told before it is closed, which may take long.
+            delay = failed(failures_of(group, Ended)[0])
         finally:
             await close(source, self.name)
-        return ended[0]
+        return delay
 
 
 class _Life:
@@ -229,13 +239,13 @@ class _Life:
         #: since when there has been an iterator of changes; None while there is none
         self._pushing_since: float | None = None
 
-    async def poll(self) -> NoReturn:
+    async def poll(self, nursery: trio.Nursery) -> NoReturn:
         """Ask for everything: at once, and then every report interval, or, of a source that pushes, at every resync at
         which it can vouch for what it has pushed. What fails is tried again after a backoff."""
         settings = self._runner.settings
         while True:
             began = trio.current_time()
-            failure = await self._collect(began)
+            failure = await self._collect(began, nursery)
             if failure is None:
                 self._collect_backoff.reset()
                 # A source may have begun to push, or stopped, while it was asked.
@@ -248,7 +258,7 @@ class _Life:
     def _interval(self, settings: Federation) -> float:
         return settings.report_interval if self._pushing_since is None else settings.resync_interval
 
-    async def _collect(self, began: float) -> str | None:
+    async def _collect(self, began: float, nursery: trio.Nursery) -> str | None:
         """Ask once. Returns why that failed; None where the source has told what it has, or that it cannot vouch for
         it."""
         runner, clock = self._runner, self._runner.clock
@@ -259,7 +269,7 @@ class _Life:
             if not self._source.is_live():
                 self._line.tell(self._account.not_live, asked_at + self._interval(runner.settings))
                 return None
-            with trio.move_on_after(deadline):
+            with given_up_after(nursery, deadline, deaf=partial(self._line.tell, self._account.failed, "collect")):
                 records = tuple(await self._source.collect())
         except BaseException as error:
             return failure_text(error)
@@ -267,10 +277,10 @@ class _Life:
             return f"no answer within {deadline:g} s"
         took = trio.current_time() - began
         reports = self._filters.reports(records)
+        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports))
         self._line.tell(self._account.collected, took, len(records), asked_at + self._interval(runner.settings))
         if self._pushing_since is not None and began - self._pushing_since >= runner.settings.ttl / 2:
             self._pushing_works()  # also where there was nothing to push
-        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports))
         return None
 
     async def take_pushed(self) -> None:
@@ -294,9 +304,10 @@ class _Life:
             await trio.sleep(delay)
 
     async def _push(self, changes: Sequence[Change]) -> None:
+        observed_at = self._runner.clock()
         records = [change for change in changes if isinstance(change, Capacity)]
         reports = self._filters.reports(records, last=True)
-        await self._line.ask(self._runner.deliver, Pushed(self._runner.name, changes, reports))
+        await self._line.ask(self._runner.deliver, Pushed(self._runner.name, changes, observed_at, reports))
         self._push_backoff.reset()
         self._line.tell(self._account.worked, "push")
 
@@ -306,24 +317,29 @@ class _Life:
 
 
 class _Filters:
-    """The filters of one source, in their order."""
+    """The filters of one source, in their order. One that cannot be made fails on every record, and is tried again with
+    the next batch: what others may know is not known then, but what this cluster has still is."""
 
-    def __init__(self, filters: Mapping[str, CapacityFilter], line: Line, account: SourceAccount) -> None:
-        self._filters = filters
+    def __init__(self, makers: Mapping[str, Callable[[], CapacityFilter]], line: Line, account: SourceAccount) -> None:
+        self._makers = makers
+        self._filters: dict[str, CapacityFilter] = {}
+        #: why those that are not there could not be made
+        self._unmade: dict[str, str] = {}
         self._line = line
         self._account = account
 
     def reports(self, records: Sequence[Capacity], *, last: bool = False) -> Reports | None:
         """What others may know of these records. Of several with one identity the first counts, or the `last`."""
-        if not self._filters:
+        if not self._makers:
             return None
+        self._make()
         reports: dict[Identity, Capacity | None] = {}
         seen: set[Identity] = set()
         failed: dict[str, list[str]] = {}
         withheld: dict[str, int] = {}
         for record in records:
             # What is not valid is refused later, and is no matter for filters.
-            if not isinstance(record, Capacity) or fault(record) is not None:
+            if record_fault(record) is not None:
                 continue
             identity = record.identity
             if identity in seen and not last:
@@ -337,7 +353,7 @@ class _Filters:
                 reports[identity] = outcome.record
                 if outcome.record is None:
                     withheld[outcome.name] = withheld.get(outcome.name, 0) + 1
-        for name in self._filters:
+        for name in self._makers:
             if texts := failed.get(name):
                 more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
                 self._line.tell(self._account.filter_failed, name, texts[0] + more, len(texts))
@@ -347,12 +363,21 @@ class _Filters:
                 self._line.tell(self._account.withheld, name, withheld[name])
         return reports
 
+    def _make(self) -> None:
+        for name in [name for name in self._makers if name not in self._filters]:
+            try:
+                self._filters[name] = self._makers[name]()
+            except BaseException as error:
+                self._unmade[name] = f"it cannot be made: {failure_text(error)}"
+
     def _report(self, record: Capacity) -> _FilterFailure | _Filtered:
         told: Capacity = record
         name = ""
-        for name, each in self._filters.items():
+        for name in self._makers:
+            if name not in self._filters:
+                return _FilterFailure(name, self._unmade[name])
             try:
-                answer = each.report(told)
+                answer = self._filters[name].report(told)
                 if answer is None:
                     return _Filtered(name, None)
                 wrong = _wrong_answer(answer, record)
@@ -421,10 +446,36 @@ def remake_backoff(generator: random.Random) -> Backoff:
     return Backoff(generator, first=FIRST_REMAKE, longest=LONGEST_REMAKE, least=0.5)
 
 
-async def start_plugin(nursery: trio.Nursery, plugin: CapacitySource | CapacitySink, *, within: float) -> None:
+@contextmanager
+def given_up_after(
+    nursery: trio.Nursery, seconds: float, *, deaf: Callable[[str], object]
+) -> Iterator[trio.CancelScope]:
+    """What a plugin gets so many seconds for, after which it is cancelled. `deaf` hears of it where that does not end
+    it soon: nothing more can be done then, but it must not pass for one that works."""
+    ended = trio.Event()
+
+    async def notice() -> None:
+        # In two steps: after a freeze of the whole process the first is over at once, and the second still gives time.
+        for wait in (seconds, CLOSE_DEADLINE):
+            with trio.move_on_after(wait):
+                await ended.wait()
+                return
+        deaf(f"not done within {seconds:g} s, and it does not let itself be cancelled; it must let Cancelled through")
+
+    nursery.start_soon(notice)
+    try:
+        with trio.move_on_after(seconds) as scope:
+            yield scope
+    finally:
+        ended.set()
+
+
+async def start_plugin(
+    nursery: trio.Nursery, plugin: CapacitySource | CapacitySink, *, within: float, deaf: Callable[[str], object]
+) -> None:
     """Start the life of a source or sink in `nursery`, in so many seconds. It is to go on until it is cancelled; when
-    it does not, or does not start, Ended is raised, here or in the nursery."""
-    with trio.move_on_after(within) as starting:
+    it does not, or does not start, Ended is raised, here or in the nursery. `deaf` as in `given_up_after`."""
+    with given_up_after(nursery, within, deaf=deaf) as starting:
         await nursery.start(_run_plugin, plugin)
     if starting.cancelled_caught:
         raise Ended("run", f"it has not started within {within:g} s")

@@ -29,7 +29,17 @@ MAX_BODY = 16 * 1024
 _SLICE = 256
 
 _JSON = "application/json"
-_encoder = msgspec.json.Encoder()
+
+
+def _plain(value: object) -> str | int | float:
+    """A value of a subclass of str, int or float, as parsers of YAML or XML make them, as what it is."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 _NO_AGENT = "this process runs no agent, so it knows of no capacity; ask the agent of a cluster"
 
 #: How the fields of a record are called in a query.

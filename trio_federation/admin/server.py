@@ -80,6 +80,7 @@ async def serve_http(
     config.errorlog = logging.getLogger("trio_federation.admin")
     config.include_server_header = False
     config.keep_alive_timeout = idle_timeout
+    config.h2_max_concurrent_streams = 4
     connections = _Connections(app, config, section=section, request_timeout=request_timeout, limit=max_connections)
     task_status.started(listeners[0].socket.getsockname()[1])
     await trio.serve_listeners(connections.serve, listeners)

@@ -58,12 +58,19 @@ class StreamedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pieces: AsyncIterator[bytes] | None = None
         try:
-            try:
-                pieces = self._pieces()
-                first = await anext(pieces, b"")
-            except Exception as error:
-                self._trouble.failed(error)
+            failed, first = False, None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+                try:
+                    pieces = self._pieces()
+                    first = await anext(pieces, b"")
+                except Exception as error:
+                    self._trouble.failed(error)
+                    failed = True
+                nursery.cancel_scope.cancel()
+            if failed:
                 await self._instead(scope, receive, send)
+            if first is None or pieces is None:  # failed, or the client has gone
                 return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if scope["method"] == "HEAD":

@@ -44,6 +44,10 @@ def _only_interrupts(error: BaseException) -> bool:
 async def run_until_signal(config: Config, plugins: PluginManager) -> None:
     """Run a process until SIGTERM or SIGINT arrives."""
     scope = trio.CancelScope()
-    async with signals_cancel(scope, lambda name: process.log.info("stopping", signal=name)):
+
+    def told(name: str) -> None:
+        process.log.info("stopping", signal=name)
+
+    async with signals_cancel(scope, told, ends_process=True):
         with scope:
             await process.run(config, plugins)

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal, NamedTuple
 
+import trio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -108,6 +109,7 @@ class FederationMetrics:
     def __init__(self, *, started_at: float | None = None) -> None:
         #: everything but what is only written at a scrape; add collectors of your own if you like
         self.registry = CollectorRegistry()
+        self._turn = trio.Lock()
         self._started_at = started_at
         self._names: dict[str, set[str]] = {}
         self._origins: dict[str, set[str]] = {}
@@ -361,7 +363,7 @@ class FederationMetrics:
         Works for about a millisecond at a time, or as long as the lookup of one env takes, and lets all others run in
         between. Whatever can fail fails before the first chunk. Any number of scrapes may go on at once; none waits for
         another, and each keeps, until it ends, some 200 bytes for each member that it has to write."""
-        return Exposition(self._slices(envs, now, held))
+        return Exposition(self._slices(envs, now, held), self._turn)
 
     def whole_exposition(
         self,

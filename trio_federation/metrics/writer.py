@@ -222,13 +222,15 @@ class Exposition(AsyncIterator[bytes]):
 
     A class, because an async generator that is not used up has to be closed by whoever stops, and servers do not."""
 
-    def __init__(self, slices: Slices) -> None:
+    def __init__(self, slices: Slices, turn: trio.Lock) -> None:
         self._slices = slices
+        self._turn = turn
 
     async def __anext__(self) -> bytes:
         while True:
-            await trio.lowlevel.checkpoint()
-            chunk = next(self._slices, None)
+            async with self._turn:
+                await trio.lowlevel.checkpoint()
+                chunk = next(self._slices, None)
             if chunk is None:
                 raise StopAsyncIteration
             if chunk:

@@ -224,8 +224,10 @@ class Watch(trio.abc.Instrument):
             await call.ended.wait()
         if not call.ended.is_set():
             call.stuck = True
-            _unshield(call._scope)
-            await call.ended.wait()
+            while not call.ended.is_set():  # it may put up new shields as fast as they are taken away
+                _unshield(call._scope)
+                with trio.move_on_after(LOOK_INTERVAL, shield=True):
+                    await call.ended.wait()
 
     async def _conduct(self, call: Call, function: Callable[[], Awaitable[Any]]) -> None:
         task = trio.lowlevel.current_task()
