@@ -11,13 +11,14 @@ A batch waits until the agent has taken it, so no more than two are on their way
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import structlog
 import trio
@@ -25,6 +26,7 @@ import trio
 from trio_federation.capacity import Capacity, Change, Identity, fault
 from trio_federation.clock import Clock
 from trio_federation.config import Federation
+from trio_federation.errors import PluginError
 from trio_federation.health import Health
 from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
 from trio_federation.isolation import Line
@@ -266,11 +268,11 @@ class _Life:
         deadline = runner.settings.ttl / 2
         records: tuple[Capacity, ...] | None = None
         try:
-            if not self._source.is_live():
+            if not _yes_or_no(self._source.is_live()):
                 self._line.tell(self._account.not_live, asked_at + self._interval(runner.settings))
                 return None
             with given_up_after(nursery, deadline, deaf=partial(self._line.tell, self._account.failed, "collect")):
-                records = tuple(await self._source.collect())
+                records = _listed(await self._source.collect(), "collect() returned")
         except BaseException as error:
             return failure_text(error)
         if records is None:
@@ -291,10 +293,13 @@ class _Life:
                 if changes is None:
                     self._line.tell(self._account.over, "push")  # as it was once, of a source that has changed its mind
                     return
+                if inspect.iscoroutine(changes):
+                    changes.close()  # else Python warns that nobody has awaited it
+                    raise PluginError("changes() is a coroutine; write it as an async generator, with yield")
                 self._pushing_since = trio.current_time()
                 async with _closing(changes):
                     async for batch in changes:
-                        await self._push(tuple(batch))
+                        await self._push(_listed(batch, "changes() yielded"))
                 failure = "it stopped pushing changes"
             except BaseException as error:
                 failure = failure_text(error)
@@ -314,6 +319,22 @@ class _Life:
     def _pushing_works(self) -> None:
         self._push_backoff.reset()
         self._line.tell(self._account.over, "push")
+
+
+def _yes_or_no(answer: object) -> bool:
+    """What is_live() said. Raises PluginError where that is neither: a coroutine would pass for a yes."""
+    if isinstance(answer, bool):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()
+    raise PluginError(f"is_live() returned a {type(answer).__name__}; make it a plain function that returns a bool")
+
+
+def _listed(records: Any, what: str) -> tuple[Any, ...]:
+    """What a source has handed over, if it can be gone through."""
+    if not isinstance(records, Iterable):
+        raise PluginError(f"{what} a {type(records).__name__}; it should be a list of Capacity, an empty one for none")
+    return tuple(records)
 
 
 class _Filters:

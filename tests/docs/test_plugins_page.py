@@ -88,6 +88,7 @@ def test_the_events_that_it_names_are_logged() -> None:
     named = set(re.findall(r"`([a-z]+_[a-z_]+)`", section("When a plugin fails"))) - {
         "plugin_failures",
         "report_interval",
+        "trio_federation_plugin_failures",
     }
     assert {"source_failed", "sink_failed", "filter_failed", "plugin_failed"} <= named
     assert named <= events

@@ -124,6 +124,26 @@ async def test_a_question_that_is_given_up_is_given_up_on_the_other_side_too() -
     assert outcome == ["given up"]
 
 
+async def test_a_question_that_is_given_up_at_once_is_given_up_on_the_other_side_too() -> None:
+    """Also before anybody there has begun to answer."""
+    ended = trio.Event()
+
+    async def never() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def body(line: Line) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await line.ask(never)
+        await line.ask(ended.wait)
+
+    with trio.fail_after(PATIENCE):
+        await on_own_loop("plugin", BootClock, body, Heard())
+
+
 async def test_what_breaks_there_breaks_here() -> None:
     """A fault of ours is nobody's to hide."""
 
