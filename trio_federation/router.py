@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 from trio_federation.capacity import Capacity
 from trio_federation.registry import Registry, in_group
@@ -77,7 +77,7 @@ class Placement:
     #: one line for a person
     reason: str
     #: every foreign member that was looked at, best first
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     #: the same in one word, for programs
     rule: Rule
 
@@ -150,64 +150,128 @@ class Router:
     def _decide(self, namespace: str, env_name: str, group: str) -> Placement:
         now = self.registry.now()
         local_cluster_id = self.registry.local_cluster_id
-        records = self.registry.records(namespace, env_name)
-        local = in_group([record for record in records if record.cluster_id == local_cluster_id], group)
-        local_idle = sum(record.idle for record in local) - self._reservations.local(namespace, env_name, group, now)
-        offers = self._offers(records, group, now)
+        local: list[Capacity] = []
+        foreign: list[Capacity] = []
+        for record in self.registry.records(namespace, env_name):
+            if record.cluster_id == local_cluster_id:
+                local.append(record)
+            elif record.member_pool and (not group or record.scaling_group == group):
+                foreign.append(record)
+        local = in_group(local, group)
+        taken = self._reservations.local(namespace, env_name, group, now)
+        local_idle = sum([record.idle for record in local]) - taken
+        reserved = None
+        if not isinstance(self._reservations, NoReservations):
+            reserved = [self._reservations.member(record, now) for record in foreign]
         env = f"{namespace}/{env_name}" + (f" (group {group})" if group else "")
 
+        def offers() -> list[_Offer]:
+            taken = reserved if reserved is not None else [0] * len(foreign)
+            found = [_offer(record, of_it, now) for record, of_it in zip(foreign, taken, strict=True)]
+            found.sort(key=lambda offer: _rank(offer, local_cluster_id))
+            return found
+
+        def decided(local: bool, rule: Rule, reason: str, verdict: str = "", chosen: _Offer | None = None) -> Placement:
+            def candidates() -> list[Candidate]:
+                return [_candidate(offer, now, _verdict(offer, chosen) or verdict) for offer in offers()]
+
+            target = chosen.target if chosen is not None else None
+            return Placement(self._id(), local, target, reason, Candidates(candidates), rule)
+
         if local_idle > 0:
-            reason = f"{local_cluster_id} has {local_idle} idle for {env}"
-            return self._local(offers, now, Rule.LOCAL_IDLE, reason, "not needed")
-        best = offers[0] if offers and offers[0].tier in (Tier.IDLE, Tier.GROW) else None
+            return decided(True, Rule.LOCAL_IDLE, f"{local_cluster_id} has {local_idle} idle for {env}", "not needed")
+        best = _best(foreign, reserved, now, local_cluster_id)
         here = f"{local_cluster_id} has none idle for {env}" if local else f"{local_cluster_id} does not have {env}"
         if best is None:
             reason = f"{here} and nobody else has room: wait for the local autoscaler"
-            return self._local(offers, now, Rule.NOTHING_ANYWHERE, reason, "")
+            return decided(True, Rule.NOTHING_ANYWHERE, reason)
         if best.tier is Tier.GROW and any(_can_grow(record, now) for record in local):
             reason = f"{here}, nobody else has one idle, and {local_cluster_id} can grow"
-            return self._local(offers, now, Rule.LOCAL_GROWTH, reason, "no idle, and the local cluster can grow")
+            return decided(True, Rule.LOCAL_GROWTH, reason, "no idle, and the local cluster can grow")
         idle = best.tier is Tier.IDLE
-        rule = Rule.FOREIGN_IDLE if idle else Rule.FOREIGN_GROWTH
         offered = f"{best.idle} idle" if idle else f"room to grow ({_headroom(best.headroom)})"
-        candidates = tuple(_candidate(offer, now, _verdict(offer, best)) for offer in offers)
-        return Placement(self._id(), False, best.target, f"{here}; {best.target} has {offered}", candidates, rule)
-
-    def _local(self, offers: list[_Offer], now: float, rule: Rule, reason: str, verdict: str) -> Placement:
-        candidates = tuple(_candidate(offer, now, _verdict(offer, None) or verdict) for offer in offers)
-        return Placement(self._id(), True, None, reason, candidates, rule)
+        rule = Rule.FOREIGN_IDLE if idle else Rule.FOREIGN_GROWTH
+        return decided(False, rule, f"{here}; {best.target} has {offered}", chosen=best)
 
     def _id(self) -> str:
         return f"{self._random.getrandbits(64):016x}"
 
-    def _offers(self, records: Iterable[Capacity], group: str, now: float) -> list[_Offer]:
-        """What each foreign member that can be pinned to has to offer, best first."""
-        local_cluster_id = self.registry.local_cluster_id
-        offers = [
-            self._offer(record, now)
-            for record in records
-            if record.cluster_id != local_cluster_id
-            and record.member_pool
-            and (not group or record.scaling_group == group)
-        ]
-        offers.sort(key=lambda offer: _rank(offer, local_cluster_id))
-        return offers
 
-    def _offer(self, record: Capacity, now: float) -> _Offer:
-        reserved = self._reservations.member(record, now)
-        idle = max(0, record.idle - reserved)
-        growing = _can_grow(record, now)
-        # What was placed there uses up what is idle first, and headroom after that.
-        headroom = 0
-        if growing:
-            headroom = -1 if record.capacity == -1 else max(0, record.capacity - max(0, reserved - record.idle))
-        if idle > 0:
-            tier = Tier.IDLE
-        elif headroom != 0:
-            tier = Tier.GROW
-        else:
-            tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
-        return _Offer(record, f"{record.cluster_id}::{record.member_pool}", tier, idle, reserved, headroom)
+class Candidates(Sequence[Candidate]):
+    """The candidates of a placement, as a tuple would hold them. They are put in order and explained when somebody
+    looks: to decide takes a fraction of that."""
+
+    def __init__(self, make: Callable[[], Iterable[Candidate]]) -> None:
+        self._make: Callable[[], Iterable[Candidate]] | None = make
+        self._made: tuple[Candidate, ...] = ()
+
+    def _all(self) -> tuple[Candidate, ...]:
+        if self._make is not None:
+            self._made = tuple(self._make())
+            self._make = None
+        return self._made
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Candidate, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Candidate | tuple[Candidate, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Candidates):
+            return self._all() == other._all()
+        return self._all() == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def _offer(record: Capacity, reserved: int, now: float) -> _Offer:
+    """What a foreign member has to offer, less what is reserved of it."""
+    idle = max(0, record.idle - reserved)
+    growing = _can_grow(record, now)
+    # What was placed there uses up what is idle first, and headroom after that.
+    headroom = 0
+    if growing:
+        headroom = -1 if record.capacity == -1 else max(0, record.capacity - max(0, reserved - record.idle))
+    if idle > 0:
+        tier = Tier.IDLE
+    elif headroom != 0:
+        tier = Tier.GROW
+    else:
+        tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
+    return _Offer(record, f"{record.cluster_id}::{record.member_pool}", tier, idle, reserved, headroom)
+
+
+def _best(
+    foreign: Sequence[Capacity], reserved: Sequence[int] | None, now: float, local_cluster_id: str
+) -> _Offer | None:
+    """The offer that ranks first, if it can take a create. One look at each record, and a closer one only at those that
+    may be it; `_rank` decides between these."""
+    most, contenders = 0, []
+    for number, record in enumerate(foreign):
+        idle = record.idle if reserved is None else record.idle - reserved[number]
+        if idle > most:
+            most, contenders = idle, [number]
+        elif idle == most > 0:
+            contenders.append(number)
+    if not contenders:
+        contenders = [number for number, record in enumerate(foreign) if record.can_grow]
+    offers = [_offer(foreign[number], 0 if reserved is None else reserved[number], now) for number in contenders]
+    best = min(offers, key=lambda offer: _rank(offer, local_cluster_id), default=None)
+    return best if best is not None and best.tier in (Tier.IDLE, Tier.GROW) else None
 
 
 class _Offer(NamedTuple):
@@ -268,7 +332,7 @@ def _headroom(headroom: int) -> str:
 
 def _verdict(offer: _Offer, chosen: _Offer | None) -> str:
     """Why an offer was taken, or what was against it; "" where nothing was but that none was needed."""
-    if offer is chosen:
+    if chosen is not None and offer.record is chosen.record:
         return "chosen"
     if offer.tier is Tier.SATURATED:
         return "nothing idle, and scale-up is known to fail for now"
