@@ -107,7 +107,7 @@ class LocalTruth:
         # A batch has one place in the history, so of several words on one identity only the last can be said.
         last: dict[Identity, Change] = {}
         for change in changes:
-            bad = self._fault(source, change, (), now) if isinstance(change, Capacity) else change_fault(change)
+            bad = withdrawal_fault(change) if type(change) is Withdrawal else self._fault(source, change, (), now)
             if bad is not None:
                 update.refused.append(bad)
             else:
@@ -227,6 +227,14 @@ class LocalTruth:
         del self._owners[identity]
         update.samples.append(Withdrawal(identity, origin))
         self._untell(identity, origin, now, update)
+
+
+def withdrawal_fault(withdrawal: Withdrawal) -> Fault | None:
+    """Why a withdrawal that a source hands over cannot be taken in, or None where it can. Never raises."""
+    try:
+        return change_fault(withdrawal)
+    except Exception as error:
+        return Fault("identity", f"a Withdrawal that cannot be read: {type(error).__name__}")
 
 
 def record_fault(record: object) -> Fault | None:

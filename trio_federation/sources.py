@@ -425,7 +425,7 @@ class _Filtered:
 
 def _wrong_answer(answer: object, record: Capacity) -> str | None:
     """Why a filter's answer cannot be told to others."""
-    if not isinstance(answer, Capacity):
+    if type(answer) is not Capacity:  # nor of a class of its own, which may be, and do, anything
         return f"it answered with a {type(answer).__name__}, and not with a Capacity or None"
     bad = fault(answer)
     if bad is not None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.typing import EventDict
 
 from tests.admin.conftest import ServeAdmin
-from tests.admin.helpers import answers, ask
+from tests.admin.helpers import Placements, answers, ask, post
 from trio_federation.admin import admin_app
 from trio_federation.admin.api import _SLICE, capacity_pieces
 from trio_federation.capacity import INT32_MAX, Capacity, Origin
@@ -227,3 +227,49 @@ async def test_a_fault_of_ours_is_told_to_both_sides(logs: list[EventDict]) -> N
     answer = await ask(admin_app(answers(registry=registry), host="127.0.0.1"), "/v1/capacity")
     assert (answer.status, answer.error) == (500, "the records could not be written; the log says why")
     assert [(line["event"], line["what"]) for line in logs] == [("answer_failed", "/v1/capacity")]
+
+
+class Scalar(str):
+    """Text as parsers of YAML and XML hand it over."""
+
+
+class Count(int):
+    """The same for a whole number."""
+
+
+class Seconds(float):
+    """The same for any other."""
+
+
+PARSED = Capacity(
+    Scalar("b"),
+    Scalar("ns"),
+    Scalar("env"),
+    Scalar("p1"),
+    Scalar('"cpu"'),
+    idle=Count(3),
+    capacity=Count(-1),
+    saturated_for=Seconds(2.5),
+    state=Scalar("Active"),
+    observed_at=Seconds(99.5),
+)
+
+
+async def test_values_of_a_kind_of_their_own_are_told_as_what_they_are() -> None:
+    answer = await ask(admin_app(answers(registry=make_registry([PARSED])), host="127.0.0.1"), "/v1/capacity")
+    assert answer.status == 200
+    assert answer.json["records"] == [as_told(PARSED, 100.0)]
+
+
+@pytest.mark.parametrize("reserve", [False, True])
+async def test_a_placement_of_such_values_is_told(reserve: bool) -> None:
+    registry = make_registry([PARSED])
+    app = admin_app(answers(registry=registry, place=Placements(registry)), host="127.0.0.1")
+    if reserve:
+        answer = await post(app, {"namespace": "ns", "env": "env"})
+    else:
+        answer = await ask(app, "/v1/place", query=b"namespace=ns&env=env")
+    assert answer.status == 200
+    (candidate,) = answer.json["candidates"]
+    assert (candidate["cluster_id"], candidate["member_pool"], candidate["idle"]) == ("b", "p1", 3)
+    assert candidate["state"] == "Active"

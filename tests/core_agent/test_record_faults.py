@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_federation.capacity import Capacity, fault
+from trio_federation.capacity import Capacity, Identity, Withdrawal, fault
 from trio_federation.local import LocalTruth, record_fault
 
 TTL = 30.0
@@ -120,3 +120,20 @@ def test_a_collect_that_began_after_a_push_is_newer(asked_at: float, expected: i
     truth.pushed("s", [replace(pool, idle=1)], 110.0, observed_at=100.0)
     truth.collected("s", [replace(pool, idle=2)], asked_at, 111.0)
     assert [each.idle for each in truth.everything(112.0) if isinstance(each, Capacity)] == [expected]
+
+
+def test_a_withdrawal_that_cannot_be_read_is_refused_like_any_garbage() -> None:
+    """Of a class of its own, or never filled in; the rest of the batch is taken."""
+
+    class Trap(Withdrawal):
+        @property
+        def identity(self) -> Identity:  # type: ignore[override]
+            raise RuntimeError("a trap")
+
+    truth = LocalTruth("west", instance="ab12", started_at=0.0)
+    kept = Capacity("west", "ns", "env", "p1", idle=1)
+    identity = ("west", "ns", "env", "p2")
+    for garbage in (Trap(identity), Withdrawal(7), Withdrawal(("west",))):  # type: ignore[arg-type]
+        update = truth.pushed("source", [garbage, kept], 1.0)
+        assert len(update.refused) == 1
+        assert len(update.samples) == 1

@@ -121,6 +121,8 @@ async def test_what_was_pushed_before_a_freeze_is_as_old_as_the_freeze(autojump_
         await nursery.start(agent.run)
         await trio.sleep(2.5)
         assert trio.current_time() > 3600.0
+        await trio.testing.wait_all_tasks_blocked()
+        assert agent.source_accounts["s"].records == 1
         assert agent.registry.records("ns", "env") == []
         nursery.cancel_scope.cancel()
 

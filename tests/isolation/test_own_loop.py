@@ -35,6 +35,9 @@ class Heard:
     def turns_again(self) -> None:
         self._hear("turns again")
 
+    def failed(self, what: str, error: str, next_try: float | None = None) -> None:
+        self._hear(f"failed: {what}")
+
     def abandoned(self) -> None:
         self._hear("abandoned")
 
