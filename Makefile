@@ -16,12 +16,13 @@ BIN := .venv/bin
 CHECKS := check-style check-format check-types check-imports check-spelling check-generated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench lint format generate picture dist clean $(CHECKS)
+.PHONY: help setup demo test quick soak bench lint format generate picture dist clean $(CHECKS)
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo      a hub and three clusters on this machine, with load that moves'
 	@echo 'make test      the whole test suite'
+	@echo 'make quick     the same without what takes seconds, for after every change'
 	@echo 'make lint      style, types, import rules, spelling, generated code and documents'
 	@echo 'make soak      the tests that repeat for minutes'
 	@echo 'make bench     the benchmarks'
@@ -47,6 +48,10 @@ demo: $(RUN)
 
 test: $(DEV)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# What starts processes, builds or repeats is left out; `make test` and CI run all of it.
+quick: $(DEV)
+	@$(BIN)/python -m pytest -m 'not slow and not soak' $(ARGS)
 
 # Random inputs anew each time, and more of them.
 soak: $(DEV)

@@ -127,7 +127,7 @@ def test_a_withdrawal_that_cannot_be_read_is_refused_like_any_garbage() -> None:
 
     class Trap(Withdrawal):
         @property
-        def identity(self) -> Identity:  # type: ignore[override]
+        def identity(self) -> Identity:
             raise RuntimeError("a trap")
 
     truth = LocalTruth("west", instance="ab12", started_at=0.0)
