@@ -21,8 +21,8 @@ from trio_federation.isolation import Line
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.registry import Registry
-from trio_federation.retry import Backoff, failures_of
-from trio_federation.sources import Ended, close, failure_text, given_up_after, remake_backoff, start_plugin
+from trio_federation.retry import Backoff
+from trio_federation.sources import failure_text, given_up_after, run_lives
 
 log = structlog.get_logger("trio_federation.sinks")
 
@@ -128,36 +128,19 @@ class SinkRunner:
 
     async def run(self, line: Line) -> NoReturn:
         """Run it until cancelled, wherever this is called; `line` leads to the agent."""
-        backoff = remake_backoff(self._random)
-        while True:
-            delay = await self._one_life(line, backoff)
-            await trio.sleep(delay)
 
-    async def _one_life(self, line: Line, backoff: Backoff) -> float:
-        """Live until something fails. Returns after how many seconds to try again."""
-        began = trio.current_time()
+        def begin(sink: CapacitySink, nursery: trio.Nursery) -> None:
+            nursery.start_soon(self._keep_told, sink, line, nursery)
 
-        def failed(ended: Ended) -> float:
-            delay = backoff.again(trio.current_time() - began)
-            line.tell(self._account.failed, ended.what, ended.text, self._clock() + delay)
-            return delay
-
-        try:
-            sink = self._make()
-        except BaseException as error:
-            return failed(Ended("create", failure_text(error)))
-        delay = 0.0
-        try:
-            async with trio.open_nursery() as nursery:
-                deaf = partial(line.tell, self._account.failed, "run")
-                await start_plugin(nursery, sink, within=self._registry.ttl / 2, deaf=deaf)
-                nursery.start_soon(self._keep_told, sink, line, nursery)
-        except* Ended as group:
-            # Told before it is closed, which may take long.
-            delay = failed(failures_of(group, Ended)[0])
-        finally:
-            await close(sink, self._name)
-        return delay
+        await run_lives(
+            self._name,
+            self._make,
+            begin,
+            start_within=self._registry.ttl / 2,
+            failed=partial(line.tell, self._account.failed),
+            clock=self._clock,
+            generator=self._random,
+        )
 
     async def _keep_told(self, sink: CapacitySink, line: Line, nursery: trio.Nursery) -> NoReturn:
         backoff = Backoff(self._random, first=FIRST_RETRY, longest=LONGEST_RETRY, least=0.5)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import structlog
 import trio
@@ -37,6 +37,8 @@ from trio_federation.plugins import in_one_line, plugins_failure
 from trio_federation.retry import LONGEST, Backoff, failures_of
 
 log = structlog.get_logger("trio_federation.sources")
+
+_P = TypeVar("_P", CapacitySource, CapacitySink)
 
 #: Seconds that one source or sink gets to let go of what it holds.
 CLOSE_DEADLINE = 1.0
@@ -191,39 +193,21 @@ class SourceRunner:
 
     async def run(self, line: Line) -> NoReturn:
         """Run it until cancelled, wherever this is called; `line` leads to the agent."""
-        backoff = remake_backoff(self.generator)
-        while True:
-            delay = await self._one_life(line, backoff)
-            await trio.sleep(delay)
 
-    async def _one_life(self, line: Line, backoff: Backoff) -> float:
-        """Live until something fails. Returns after how many seconds to try again."""
-        began = trio.current_time()
+        def begin(source: CapacitySource, nursery: trio.Nursery) -> None:
+            life = _Life(self, source, _Filters(self._make_filters, line, self.account), line)
+            nursery.start_soon(life.take_pushed)
+            nursery.start_soon(life.poll, nursery)
 
-        def failed(ended: Ended) -> float:
-            delay = backoff.again(trio.current_time() - began)
-            line.tell(self.account.failed, ended.what, ended.text, self.clock() + delay)
-            return delay
-
-        try:
-            source = self._make()
-        except BaseException as error:
-            return failed(Ended("create", failure_text(error)))
-        filters = _Filters(self._make_filters, line, self.account)
-        delay = 0.0
-        try:
-            async with trio.open_nursery() as nursery:
-                deaf = partial(line.tell, self.account.failed, "run")
-                await start_plugin(nursery, source, within=self.settings.ttl / 2, deaf=deaf)
-                life = _Life(self, source, filters, line)
-                nursery.start_soon(life.take_pushed)
-                nursery.start_soon(life.poll, nursery)
-        except* Ended as group:
-            # Told before it is closed, which may take long.
-            delay = failed(failures_of(group, Ended)[0])
-        finally:
-            await close(source, self.name)
-        return delay
+        await run_lives(
+            self.name,
+            self._make,
+            begin,
+            start_within=self.settings.ttl / 2,
+            failed=partial(line.tell, self.account.failed),
+            clock=self.clock,
+            generator=self.generator,
+        )
 
 
 class _Life:
@@ -460,6 +444,49 @@ def failure_text(error: BaseException) -> str:
         if not (stray or isinstance(other, trio.Cancelled)) or trio.current_effective_deadline() == -math.inf:
             raise
     return f"{in_one_line(error)}; this is an old Cancelled, as nothing is cancelled now, and it must not be kept"
+
+
+async def run_lives(
+    name: str,
+    make: Callable[[], _P],
+    begin: Callable[[_P, trio.Nursery], object],
+    *,
+    start_within: float,
+    failed: Callable[..., object],
+    clock: Clock,
+    generator: random.Random,
+) -> NoReturn:
+    """Let a source or sink live, and live again when that ends, until cancelled.
+
+    `make`: makes it. `begin`: starts what is done with it, once its `run()` has started, for which it has
+    `start_within` seconds. `failed(what, text, next_try)`: told why a life has ended, and when, on `clock`, the next
+    one begins; without
+    `next_try` also where a start does not let itself be cancelled. `generator`: for jitter."""
+    backoff = remake_backoff(generator)
+    began = delay = 0.0
+
+    def over(ended: Ended) -> None:
+        nonlocal delay
+        delay = backoff.again(trio.current_time() - began)
+        failed(ended.what, ended.text, clock() + delay)
+
+    while True:
+        began, delay = trio.current_time(), 0.0
+        try:
+            plugin = make()
+        except BaseException as error:
+            over(Ended("create", failure_text(error)))
+        else:
+            try:
+                async with trio.open_nursery() as nursery:
+                    await start_plugin(nursery, plugin, within=start_within, deaf=partial(failed, "run"))
+                    begin(plugin, nursery)
+            except* Ended as group:
+                # Told before it is closed, which may take long.
+                over(failures_of(group, Ended)[0])
+            finally:
+                await close(plugin, name)
+        await trio.sleep(delay)
 
 
 def remake_backoff(generator: random.Random) -> Backoff:
