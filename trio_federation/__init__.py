@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SinkType,
         SourceContext,
         SourceType,
+        Trouble,
         hookimpl,
     )
     from trio_federation.metrics import publish_metrics
@@ -49,6 +50,7 @@ else:
             "SinkType",
             "SourceContext",
             "SourceType",
+            "Trouble",
             "hookimpl",
         ),
         "metrics": ("publish_metrics",),
@@ -93,6 +95,7 @@ __all__ = [
     "SinkType",
     "SourceContext",
     "SourceType",
+    "Trouble",
     "Withdrawal",
     "hookimpl",
     "hookspecs",

@@ -100,6 +100,12 @@ EVENTS: dict[str, dict[str, Event]] = {
             ("source", "what", "error", "records", *_SUMMED),
             "See what the source itself logs.",
         ),
+        "source_trouble": Event(
+            "warning",
+            "A source goes on, but something keeps it from telling everything.",
+            ("source", "what", "error", "reasons", "records", *_SUMMED),
+            "See the error. What it cannot vouch for ages out; the rest is told as ever.",
+        ),
         "source_works": Event(
             "info", "What had failed of a source works again.", ("source", "what", "failures_before")
         ),

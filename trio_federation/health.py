@@ -114,6 +114,8 @@ class Health:
 
     #: the states that a failure of these things makes; of any other it is "failing". The first that applies counts.
     _STATES = (("blocked", "blocked"), ("live", "not_live"))
+    #: what makes it "partly" where nothing else is wrong
+    _PART = "trouble"
 
     def __init__(self, name: str, now: float, *, working: str = "working") -> None:
         self.name = name
@@ -132,7 +134,7 @@ class Health:
 
     @property
     def state(self) -> str:
-        """ "starting", `working`, "failing", "blocked" or "not_live"."""
+        """ "starting", `working`, "partly", "failing", "blocked" or "not_live"."""
         return self._state
 
     @property
@@ -177,7 +179,7 @@ class Health:
             if what in self._troubles:
                 return state
         if self._troubles:
-            return "failing"
+            return "partly" if self._troubles.keys() == {self._PART} else "failing"
         return self._working if self.has_worked else "starting"
 
     def shown(self, now: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pluggy
@@ -57,6 +57,15 @@ class _Lifecycle:
         start; there is a deadline of one second."""
 
 
+class Trouble(NamedTuple):
+    """What keeps a source from telling everything, although it goes on, and tries by itself to get over it."""
+
+    #: one of a few fixed words, in lower-case letters and underscores, such as "forbidden": a metric's label
+    reason: str
+    #: a line for people: what is missing because of what, and what to do about it
+    detail: str
+
+
 class CapacitySource(_Lifecycle, abc.ABC):
     """Where an agent learns how much room its own cluster has.
 
@@ -94,6 +103,13 @@ class CapacitySource(_Lifecycle, abc.ABC):
 
         While it answers False its records are not refreshed, and age out. The default, True, is right for polling."""
         return True
+
+    def troubles(self) -> Sequence[Trouble]:
+        """What keeps it, at this moment, from telling everything, in an order that stays: a right that is missing, a
+        server that does not answer. Asked together with `is_live()`, and shown in the log, in `/readyz` and as a metric
+        until it is not answered any more. For a source that goes on all the same; what makes a whole `collect()`
+        impossible is better raised by it. Records that it cannot vouch for carry their own `observed_at`."""
+        return ()
 
 
 class CapacitySink(_Lifecycle, abc.ABC):
@@ -186,6 +202,9 @@ class ClusterContext(_Context):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceContext(ClusterContext):
     """What a source may use of its agent."""
+
+    #: seconds after which a record that nobody vouches for is gone; who pushes needs evidence that is younger than half
+    ttl: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

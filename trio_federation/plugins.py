@@ -27,6 +27,7 @@ import trio
 from trio_federation import hookspecs
 from trio_federation.capacity import is_label
 from trio_federation.clock import Clock
+from trio_federation.config import Federation
 from trio_federation.errors import ConfigurationError, PluginError
 from trio_federation.hookspecs import (
     PROJECT,
@@ -355,13 +356,21 @@ class PluginManager:
         return self._faults(table, BackplaneType)
 
     def create_source(
-        self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path
+        self,
+        table: PluginTable,
+        cluster_id: str,
+        clock: Clock,
+        random: Random,
+        base_dir: Path,
+        *,
+        ttl: float = Federation().ttl,
     ) -> CapacitySource:
-        """The source that a `[[source]]` table describes; a new one, with options of its own, at each call.
+        """The source that a `[[source]]` table describes; a new one, with options of its own, at each call. `ttl`: that
+        of the agent, in seconds.
 
         Raises ConfigurationError, with every fault, for an unknown type or wrong options, and PluginError where the
         plugin cannot make the source from them."""
-        return self._create(SourceType, SourceContext, table, cluster_id, clock, random, base_dir)
+        return self._create(SourceType, partial(SourceContext, ttl=ttl), table, cluster_id, clock, random, base_dir)
 
     def create_sink(
         self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path
@@ -378,7 +387,7 @@ class PluginManager:
     def _create(
         self,
         wanted: type[PluginType[Any, _C, _M]],
-        context: type[_C],
+        context: Callable[..., _C],
         table: PluginTable,
         cluster_id: str,
         clock: Clock,

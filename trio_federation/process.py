@@ -217,7 +217,7 @@ def _make_agent(config: Config, plugins: PluginManager, generator: random.Random
     return Agent(
         config.cluster_id,
         federation,
-        sources=makers(config.source, plugins.create_source),
+        sources=makers(config.source, partial(plugins.create_source, ttl=config.federation.ttl)),
         sinks=makers(config.sink, plugins.create_sink),
         filters=makers(config.filter, plugins.create_filter),
         isolated=True,

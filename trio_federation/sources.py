@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from trio_federation.clock import Clock
 from trio_federation.config import Federation
 from trio_federation.errors import PluginError
 from trio_federation.health import Health
-from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
+from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource, Trouble
 from trio_federation.isolation import Line
 from trio_federation.local import Reports, record_fault
 from trio_federation.logs import tell_failure
@@ -39,6 +40,11 @@ from trio_federation.retry import LONGEST, Backoff, failures_of
 log = structlog.get_logger("trio_federation.sources")
 
 _P = TypeVar("_P", CapacitySource, CapacitySink)
+
+#: What a source may call a trouble: it becomes a metric's label.
+_REASON = re.compile(r"[a-z][a-z_]{0,39}")
+#: How many characters of what it says about one are shown.
+_LONGEST_DETAIL = 1000
 
 #: Seconds that one source or sink gets to let go of what it holds.
 CLOSE_DEADLINE = 1.0
@@ -111,12 +117,23 @@ class SourceAccount:
         self._metrics.source_failed(self.name, what)
         self._tell("source_failed", what, error, "kept until they are older than the TTL")
 
-    def not_live(self, next_try: float) -> None:
-        """It says itself that it cannot vouch for what it has pushed. That is no failure, and is not counted as one."""
-        self.health.next_try = next_try
-        self._tell(
-            "source_not_live", "live", "it cannot vouch for what it has pushed", "not refreshed meanwhile", counts=False
-        )
+    def troubled(self, troubles: Sequence[Trouble], live: bool, next_try: float) -> None:
+        """It says what keeps it from telling everything, and whether it can vouch for any of what it has pushed."""
+        self._metrics.source_troubles(self.name, [trouble.reason for trouble in troubles])
+        error = "; ".join(trouble.detail for trouble in troubles)
+        reasons = sorted({trouble.reason for trouble in troubles})
+        if live and troubles:
+            records = "those that it cannot vouch for age out"
+            self._tell(
+                "source_trouble", "trouble", error, records, counts=False, kind=" ".join(reasons), reasons=reasons
+            )
+        else:
+            self.over("trouble")
+        if not live:
+            self.health.next_try = next_try
+            error = "it cannot vouch for what it has pushed" + (f": {error}" if error else "")
+            kind = " ".join(reasons)
+            self._tell("source_not_live", "live", error, "not refreshed meanwhile", counts=False, kind=kind)
 
     def filter_failed(self, name: str, error: str, count: int) -> None:
         """A filter has failed on so many of its records."""
@@ -151,14 +168,24 @@ class SourceAccount:
         """It did not let itself be stopped."""
         log.warning("plugin_abandoned", source=self.name, error="it did not end when it was stopped")
 
-    def _tell(self, event: str, what: str, error: str, records: str, *, counts: bool = True, **details: str) -> None:
-        noted = self.health.failed(what, error, self._clock(), counts=counts)
+    def _tell(
+        self,
+        event: str,
+        what: str,
+        error: str,
+        records: str,
+        *,
+        counts: bool = True,
+        kind: str = "",
+        **details: str | list[str],
+    ) -> None:
+        noted = self.health.failed(what, error, self._clock(), counts=counts, kind=kind)
         self._show_live()
-        known = {"source": self.name, "what": what, "error": error, "records": records}
+        known: dict[str, str | list[str]] = {"source": self.name, "what": what, "error": error, "records": records}
         tell_failure(log, noted, event, known | details)
 
     def _show_live(self) -> None:
-        live = self.health.state == "live"
+        live = self.health.state in ("live", "partly")
         if live is not self._shown_live:
             self._shown_live = live
             self._metrics.source_live(self.name, live)
@@ -252,8 +279,9 @@ class _Life:
         deadline = runner.settings.ttl / 2
         records: tuple[Capacity, ...] | None = None
         try:
-            if not _yes_or_no(self._source.is_live()):
-                self._line.tell(self._account.not_live, asked_at + self._interval(runner.settings))
+            live, troubles = _yes_or_no(self._source.is_live()), _troubles(self._source.troubles())
+            self._line.tell(self._account.troubled, troubles, live, asked_at + self._interval(runner.settings))
+            if not live:
                 return None
             with given_up_after(nursery, deadline, deaf=partial(self._line.tell, self._account.failed, "collect")):
                 records = _listed(await self._source.collect(), "collect() returned")
@@ -312,6 +340,20 @@ def _yes_or_no(answer: object) -> bool:
     if inspect.iscoroutine(answer):
         answer.close()
     raise PluginError(f"is_live() returned a {type(answer).__name__}; make it a plain function that returns a bool")
+
+
+def _troubles(answer: object) -> tuple[Trouble, ...]:
+    """What troubles() said. Raises PluginError where that is nothing of the kind."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+    if not isinstance(answer, Sequence) or not all(isinstance(each, Trouble) for each in answer):
+        raise PluginError(
+            f"troubles() returned a {type(answer).__name__}; make it a plain function that returns a list of Trouble"
+        )
+    for trouble in answer:
+        if not isinstance(trouble.reason, str) or not _REASON.fullmatch(trouble.reason):
+            raise PluginError(f"troubles() has the reason {trouble.reason!r}; use lower-case letters and underscores")
+    return tuple(Trouble(trouble.reason, " ".join(str(trouble.detail).split())[:_LONGEST_DETAIL]) for trouble in answer)
 
 
 def _listed(records: Any, what: str) -> tuple[Any, ...]:

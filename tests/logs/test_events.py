@@ -65,7 +65,7 @@ def _calls(path: Path) -> Iterator[Call]:
                 position = TELLERS[node.func.id]
             if position is None or len(node.args) <= position:
                 continue
-            keys = {keyword.arg for keyword in node.keywords if keyword.arg not in (None, "exc_info", "counts")}
+            keys = {keyword.arg for keyword in node.keywords if keyword.arg not in (None, "exc_info", "counts", "kind")}
             for event in _strings(node.args[position], function):
                 yield Call(f"{path.name}:{node.lineno}", level, event, frozenset(filter(None, keys)))
 
@@ -99,7 +99,15 @@ def test_levels_and_keys_are_as_documented() -> None:
         assert call.keys <= named, call
         seen.setdefault(call.event, set()).update(call.keys)
     # Those that are told through another function have their keys from there.
-    indirect = {"source_failed", "source_not_live", "filter_failed", "sink_failed", "hub_failed", "hub_is_older"}
+    indirect = {
+        "source_failed",
+        "source_not_live",
+        "source_trouble",
+        "filter_failed",
+        "sink_failed",
+        "hub_failed",
+        "hub_is_older",
+    }
     for name, keys in seen.items():
         if name not in indirect:
             assert {key for key in documented()[name].keys if not key.endswith("?")} <= keys, name

@@ -29,6 +29,7 @@ RECORDED: dict[str, Callable[[FederationMetrics], None]] = {
     "hub_reported": lambda m: m.hub_reported("h:1", 1),
     "hub_bytes": lambda m: m.hub_bytes("h:1", 1, 1),
     "source_live": lambda m: m.source_live("s", True),
+    "source_troubles": lambda m: m.source_troubles("s", ["forbidden"]),
     "source_collected": lambda m: m.source_collected("s", 0.1, 1, NOW),
     "source_failed": lambda m: m.source_failed("s"),
     "sink_told": lambda m: m.sink_told("k", 0.1, NOW),

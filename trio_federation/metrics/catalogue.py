@@ -153,6 +153,13 @@ SOURCE_LIVE = Family(
     "1 while a capacity source works and vouches for what it says, else 0.",
     "`trio_federation_source_live == 0` for 1 minute: its records are not refreshed, and run out.",
 )
+SOURCE_TROUBLE = Family(
+    "trio_federation_source_trouble",
+    Kind.GAUGE,
+    ("source", "reason"),
+    "1 while something keeps a source from telling everything, by the source's own word for it; absent until it did.",
+    "`trio_federation_source_trouble == 1` for 5 minutes: part of what it should tell is missing, or runs out.",
+)
 SOURCE_LAST_SUCCESS_AGE_SECONDS = Family(
     "trio_federation_source_last_success_age_seconds",
     Kind.GAUGE,
@@ -342,6 +349,7 @@ CATALOGUE = (
         "Label source is the place in the configuration and the type, as in the log: source[0]:fixtures.",
         (
             SOURCE_LIVE,
+            SOURCE_TROUBLE,
             SOURCE_LAST_SUCCESS_AGE_SECONDS,
             SOURCE_RECORDS,
             SOURCE_FAILURES_TOTAL,

@@ -132,6 +132,9 @@ class FederationMetrics:
         )
         self._hubs: dict[str, _Hub] = {}
         self._source_live = self._gauge(catalogue.SOURCE_LIVE)
+        self._source_trouble = self._gauge(catalogue.SOURCE_TROUBLE)
+        #: by source, the reasons that have series
+        self._troubles: dict[str, set[str]] = {}
         self._source_records = self._gauge(catalogue.SOURCE_RECORDS)
         self._source_failures = self._counter(catalogue.SOURCE_FAILURES_TOTAL)
         self._source_seconds = self._histogram(catalogue.SOURCE_COLLECT_DURATION_SECONDS)
@@ -270,6 +273,14 @@ class FederationMetrics:
         """Say whether a source works and vouches for what it says."""
         self._source_begins(name)
         self._source_live.labels(name).set(int(live))
+
+    def source_troubles(self, name: str, reasons: Iterable[str]) -> None:
+        """Say what keeps a source from telling everything, by its own words; none: nothing any more."""
+        self._source_begins(name)
+        known = self._troubles.setdefault(name, set())
+        now = {_bounded(known, reason, WORDS) for reason in reasons}
+        for reason in known | now:
+            self._source_trouble.labels(name, reason).set(int(reason in now))
 
     def source_collected(self, name: str, seconds: float, records: int, now: float) -> None:
         """Count one collect that has, at `now`, told so many records after so many seconds."""

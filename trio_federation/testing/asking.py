@@ -16,7 +16,7 @@ import trio
 
 from trio_federation.capacity import Capacity, Change, Identity, Withdrawal, change_fault, same_value
 from trio_federation.clock import trio_clock
-from trio_federation.hookspecs import CapacitySource, SourceContext
+from trio_federation.hookspecs import CapacitySource, SourceContext, Trouble
 from trio_federation.plugins import in_one_line
 from trio_federation.testing.contexts import source_context
 from trio_federation.testing.rules import ConformanceError, Rule, broken
@@ -209,6 +209,14 @@ class Bench:
                 Rule.LIVE,
                 f"is_live() has returned {shown(live)}",
                 "make it a plain function, not an async one, that returns True or False",
+            )
+        troubles = self.now(Rule.LIVE, "troubles()", subject.source.troubles)
+        if not isinstance(troubles, Sequence) or not all(isinstance(each, Trouble) for each in troubles):
+            discard(troubles)
+            broken(
+                Rule.LIVE,
+                f"troubles() has returned {shown(troubles)}",
+                "make it a plain function, not an async one, that returns a list of Trouble, an empty one for none",
             )
         return live
 

@@ -3,6 +3,8 @@ what it is for, is said in `hookspecs.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from trio_federation.clock import Clock, trio_clock
+from trio_federation.config import Federation
 from trio_federation.hookspecs import PROJECT, ClusterContext, FilterContext, SinkContext, SourceContext
 
 if TYPE_CHECKING:
@@ -26,15 +29,17 @@ def source_context(
     random: Random | None = None,
     log: FilteringBoundLogger | None = None,
     base_dir: Path | None = None,
+    ttl: float = Federation().ttl,
 ) -> SourceContext:
     """What a source may use of its agent, made for a test.
 
     `clock`: seconds; by default that of the running Trio loop, which under a MockClock is simulated time.
     `random`: by default a new generator that always starts alike. `log`: by default one bound like an agent's.
-    `base_dir`: what relative paths in the options are relative to; by default the working folder.
+    `base_dir`: what relative paths in the options are relative to; by default the working folder. `ttl`: seconds.
 
     Raises RuntimeError outside of Trio where no `clock` is given."""
-    return _context(SourceContext, "source", name, cluster_id, clock, random, log, base_dir)
+    kind = partial(SourceContext, ttl=ttl)
+    return _context(kind, "source", name, cluster_id, clock, random, log, base_dir)
 
 
 def sink_context(
@@ -64,7 +69,7 @@ def filter_context(
 
 
 def _context(
-    kind: type[_C],
+    kind: Callable[..., _C],
     word: str,
     name: str,
     cluster_id: str,

@@ -1,0 +1,124 @@
+"""What a source says that keeps it from telling everything, and where people find it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import MockClock
+
+from tests.federation.helpers import exposition
+from trio_federation.agent import Agent
+from trio_federation.capacity import Capacity, Change
+from trio_federation.config import Federation
+from trio_federation.hookspecs import CapacitySource, Trouble
+
+
+class TroubledSource(CapacitySource):
+    """Polled; says what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.said: Any = ()
+        self.live = True
+
+    async def collect(self) -> Sequence[Capacity]:
+        return [Capacity("west", "agents", "python", "p", idle=1)]
+
+    async def changes(self) -> AsyncIterator[Sequence[Change]]:
+        await trio.sleep_forever()
+        yield ()
+
+    def is_live(self) -> bool:
+        return self.live
+
+    def troubles(self) -> Sequence[Trouble]:
+        said: Sequence[Trouble] = self.said
+        return said
+
+
+@pytest.fixture
+async def troubled(
+    autojump_clock: MockClock,
+) -> AsyncIterator[tuple[TroubledSource, Agent]]:
+    source = TroubledSource()
+    async with trio.open_nursery() as nursery:
+        agent = Agent("west", Federation(), sources={"source[0]:troubled": lambda: source}, generator=Random(0))
+        await nursery.start(agent.run)
+        await trio.sleep(1)
+        yield source, agent
+        nursery.cancel_scope.cancel()
+
+
+def shown(agent: Agent) -> dict[str, Any]:
+    """What /readyz says of the one source."""
+    (source,) = agent.health()["sources"]
+    assert isinstance(source, dict)
+    return source
+
+
+async def troubles_exported(agent: Agent) -> dict[str, float]:
+    """The metric's value, by reason."""
+    text = await exposition(agent)
+    found = {}
+    for family in text_string_to_metric_families(text):
+        if family.name == "trio_federation_source_trouble":
+            found = {sample.labels["reason"]: sample.value for sample in family.samples}
+    return found
+
+
+async def test_what_troubles_a_source_shows_until_it_is_over(troubled: tuple[TroubledSource, Agent]) -> None:
+    """In its state, in the error and in a metric; the records that it tells are as good as ever."""
+    source, agent = troubled
+    assert shown(agent)["state"] == "live"
+    source.said = [Trouble("forbidden", "may not list pools in ns-b:\n grant it"), Trouble("not_found", "no such CRD")]
+    await trio.sleep(11)
+    state = shown(agent)
+    assert state["state"] == "partly"
+    assert state["last_error"]["text"] == "may not list pools in ns-b: grant it; no such CRD"
+    assert state["failures"] == 0
+    assert len(agent.registry.snapshot()) == 1
+    assert await troubles_exported(agent) == {"forbidden": 1, "not_found": 1}
+    source.said = source.said[1:]
+    await trio.sleep(11)
+    assert await troubles_exported(agent) == {"forbidden": 0, "not_found": 1}
+    source.said = ()
+    await trio.sleep(11)
+    assert shown(agent)["state"] == "live"
+    assert await troubles_exported(agent) == {"forbidden": 0, "not_found": 0}
+
+
+async def test_a_source_that_is_not_live_says_why(troubled: tuple[TroubledSource, Agent]) -> None:
+    """One line, with the reason in it; and its records run out."""
+    source, agent = troubled
+    source.live, source.said = False, [Trouble("unreachable", "10.0.0.1:6443 does not answer")]
+    await trio.sleep(45)
+    state = shown(agent)
+    assert state["state"] == "not_live"
+    assert state["last_error"]["text"] == "it cannot vouch for what it has pushed: 10.0.0.1:6443 does not answer"
+    assert agent.registry.snapshot() == []
+    assert await troubles_exported(agent) == {"unreachable": 1}
+    source.live, source.said = True, ()
+    await trio.sleep(11)
+    assert shown(agent)["state"] == "live"
+    assert len(agent.registry.snapshot()) == 1
+
+
+@pytest.mark.parametrize(
+    "said, fault",
+    [
+        (None, "troubles() returned a NoneType"),
+        (["forbidden"], "troubles() returned a list"),
+        ([Trouble("Not a word", "x")], "the reason 'Not a word'"),
+    ],
+)
+async def test_troubles_that_are_none(troubled: tuple[TroubledSource, Agent], said: object, fault: str) -> None:
+    """A mistake in a plugin is its failure, by name."""
+    source, agent = troubled
+    source.said = said
+    await trio.sleep(11)
+    assert shown(agent)["state"] == "failing"
+    assert fault in shown(agent)["last_error"]["text"]
