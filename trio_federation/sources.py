@@ -127,9 +127,10 @@ class SourceAccount:
             self._tell(
                 "source_trouble", "trouble", error, records, counts=False, kind=" ".join(reasons), reasons=reasons
             )
-        else:
+        elif live:
             self.over("trouble")
-        if not live:
+        else:  # which says the same, and more
+            self.health.over("trouble", self._clock())
             self.health.next_try = next_try
             error = "it cannot vouch for what it has pushed" + (f": {error}" if error else "")
             kind = " ".join(reasons)
