@@ -97,7 +97,7 @@ def _pauses() -> str:
 - Backoff: drawn from {LEAST_PAUSE:g} s up to {FIRST_PAUSE:g} s after the first failure, up to twice as much after each
   further one, up to {LONGEST_PAUSE:g} s at most. A Retry-After is kept to, up to {LONGEST_RETRY_AFTER:g} s.
 - A whole list ends a row of failed lists. A row of failed watches ends with one that was open for {STEADY_WATCH:g} s.
-- {PATIENCE} tries in a row: of the same page, or watches that tell nothing, not even a bookmark.
+- {PATIENCE} tries in a row: of the same page, or watches that could not be had, or ended within a second.
 - A watch is asked to last {WATCH_TIMEOUT[0]} to {WATCH_TIMEOUT[1]} s, drawn each time. One that ends within \
 {SHORT_WATCH:g} s is not followed by another at once.
 """

@@ -59,6 +59,10 @@ STEADY_WATCH = 5.0
 #: fault lie with that version, nothing else would help, and where no watch works at all the lists keep the copy fresh.
 PATIENCE = 5
 
+#: Watches in a row that end and have brought nothing, not even a bookmark: then the list begins again, as no trouble.
+#: Where nothing at all happens to a resource, API servers send none, and this is one list in half an hour at most.
+MOST_SILENT = 20
+
 #: Pages of one list: some million objects at the usual size of a page. What has more does not end.
 MOST_PAGES = 10_000
 
@@ -91,6 +95,8 @@ class Happening(Enum):
     BUSY = "429 or 5xx"
     UNREACHABLE = "no answer, or no credential"
     #: the version or the page was kept after each of them
+    #: of ENDED_SILENT
+    SILENT = f"{MOST_SILENT} silent watches in a row"
     FRUITLESS = f"{PATIENCE} tries in a row that bring nothing"
     REFUSED = "any other refusal"
     UNREADABLE = "an answer that makes no sense"
@@ -249,7 +255,15 @@ _RULES = (
         None,
         Effect.KEEP,
         Pause.NONE,
-        "Once it is nothing: some servers send no bookmarks. Five times may mean that a proxy holds events back.",
+        "Where nothing happens to a resource, servers send no bookmarks either.",
+    ),
+    _Rule(
+        _WATCH,
+        (Happening.SILENT,),
+        State.LISTING,
+        Effect.DROP,
+        Pause.NONE,
+        "Perhaps nothing happened for long. Perhaps something on the way holds events back, and only a list can tell.",
     ),
     _Rule(
         _WATCH,
@@ -409,6 +423,7 @@ class Reflector(Generic[T]):
         self._failed_lists = 0
         self._failed_watches = 0
         self._fruitless = 0
+        self._silent = 0
         self._listed = False
         self._skipped = 0
         self._trouble: KubernetesError | None = None
@@ -536,11 +551,14 @@ class Reflector(Generic[T]):
         if self._brought:
             self._happened(Happening.ENDED_SOON if lasted < SHORT_WATCH else Happening.ENDED, lasted=lasted)
             return
-        silence = AnswerError(
-            f"a watch has ended after {lasted:.1f} s without an event or a bookmark; "
-            "see whether a proxy before the server holds answers back"
-        )
-        self._happened(Happening.ENDED_EMPTY if lasted < SHORT_WATCH else Happening.ENDED_SILENT, silence, lasted)
+        if lasted < SHORT_WATCH:
+            nothing = AnswerError(
+                f"a watch has ended after {lasted:.1f} s with nothing; see what stands before the server"
+            )
+            self._happened(Happening.ENDED_EMPTY, nothing, lasted)
+            return
+        self._silent += 1
+        self._happened(Happening.SILENT if self._silent >= MOST_SILENT else Happening.ENDED_SILENT, lasted=lasted)
 
     def _fault(self, page: Page[T]) -> str:
         """Why a page leads nowhere, "" where it does not."""
@@ -578,7 +596,7 @@ class Reflector(Generic[T]):
         if lasted >= STEADY_WATCH and self._state is State.WATCHING:
             self._failed_watches = 0
         next_state, effect, pause, _ = TABLE[self._state, happening]
-        if effect is Effect.KEEP and not self._brought:
+        if effect is Effect.KEEP and not self._brought and happening is not Happening.ENDED_SILENT:
             self._fruitless += 1
             if self._fruitless >= PATIENCE:
                 next_state, effect, pause, _ = TABLE[self._state, Happening.FRUITLESS]
@@ -589,7 +607,7 @@ class Reflector(Generic[T]):
             self._trouble = error
         if effect in (Effect.GATHER, Effect.REPLACE, Effect.APPLY, Effect.MOVE):
             self._trouble = None
-            self._fruitless = 0
+            self._fruitless = self._silent = 0
         if effect is Effect.REPLACE:
             self._failed_lists = 0
         if effect is Effect.DROP:
@@ -602,7 +620,7 @@ class Reflector(Generic[T]):
         self._position = self._version = ""
         self._gathered = {}
         self._tokens = {}
-        self._fruitless = 0
+        self._fruitless = self._silent = 0
 
     def _drawn(self, pause: Pause, lasted: float) -> float:
         """The seconds of a pause; counts the failure that it is for."""
