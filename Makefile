@@ -16,7 +16,7 @@ BIN := .venv/bin
 CHECKS := check-style check-format check-types check-imports check-spelling check-generated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick soak bench lint format generate picture dist clean $(CHECKS)
+.PHONY: help setup demo test quick soak bench lint format generate picture apiserver dist clean $(CHECKS)
 .NOTPARALLEL:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo 'make format    puts the code into its format'
 	@echo 'make generate  regenerates trio_federation/pb from proto/, and documents from the code'
 	@echo 'make picture   makes the picture of the README anew, from a run of the demo'
+	@echo 'make apiserver builds the Kubernetes API server that tests run against, once; needs Go'
 	@echo 'make dist      wheels and source distributions in dist/, built twice and compared'
 	@echo 'make clean     removes .venv, caches and builds'
 
@@ -92,6 +93,10 @@ generate: $(DEV)
 
 picture: $(DEV)
 	@$(BIN)/python scripts/picture.py $(ARGS)
+
+# Into a cache outside of this folder. `make test` does it by itself, and skips those tests where there is no Go.
+apiserver: $(DEV)
+	@$(BIN)/python -m tests.apiserver.build $(ARGS)
 
 dist: $(DEV)
 	@$(BIN)/python scripts/package.py $(ARGS)
