@@ -9,10 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from scripts.reflector_table import drawn
 from trio_federation.events import EVENTS, Event
 from trio_federation.metrics import BUCKETS, CATALOGUE, Family, Group, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
+#: between these, docs/kubernetes.md has what is drawn from the reflector's table
+REFLECTOR_BEGINS = "<!-- reflector table: begin -->"
+REFLECTOR_ENDS = "<!-- reflector table: end -->"
 
 METRICS_PAGE = """\
 # Metrics
@@ -98,8 +102,21 @@ def _event(name: str, event: Event) -> str:
     return f"| `{name}` | {event.level} | {event.meaning} | {keys} | {event.advice} |"
 
 
+def kubernetes_page() -> str:
+    """docs/kubernetes.md, which people write, with the reflector's table between two marks."""
+    before, begin, rest = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8").partition(REFLECTOR_BEGINS)
+    _, end, after = rest.partition(REFLECTOR_ENDS)
+    if not begin or not end:
+        raise SystemExit(f"docs/kubernetes.md lacks {REFLECTOR_BEGINS} or {REFLECTOR_ENDS}: restore it")
+    return f"{before}{begin}\n\n{drawn()}\n{end}{after}"
+
+
 #: What is written, by its path from the repo's root.
-DOCUMENTS: dict[str, Callable[[], str]] = {"docs/metrics.md": metrics_page, "docs/logs.md": logs_page}
+DOCUMENTS: dict[str, Callable[[], str]] = {
+    "docs/metrics.md": metrics_page,
+    "docs/logs.md": logs_page,
+    "docs/kubernetes.md": kubernetes_page,
+}
 
 
 def differences(name: str, text: str) -> Iterator[str]:
