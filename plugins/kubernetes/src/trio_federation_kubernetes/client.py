@@ -1,0 +1,857 @@
+"""HTTP to one API server: requests that are answered at once, and streams that go on, each signed, verified, bounded in
+time and size, and with one kind of error for each kind of failure. What is asked, and what answers mean, is not known
+here; nor is when to try again, but for two cases in which an answer was never meant for the request: a credential that
+has run out, and a kept connection that the server had closed.
+
+Every connection has TCP keepalive, so that a peer that is gone is noticed within 20 s. A stream has a connection, and a
+pool, of its own; what is answered at once shares a pool. A pool in which anything broke is not used again: the HTTP
+library keeps some connections for ever that were cut off half-open, and closing the pool is what ends them all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import re
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from random import Random
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import httpx
+import trio
+
+from trio_federation_kubernetes.access import Access
+from trio_federation_kubernetes.errors import (
+    AnswerError,
+    ApiError,
+    CredentialError,
+    KubeconfigError,
+    KubernetesError,
+    UnreachableError,
+)
+from trio_federation_kubernetes.proxies import proxy_for
+from trio_federation_kubernetes.tls import proxy_ssl_context, ssl_context
+
+#: seconds since some fixed moment; only differences mean anything
+Clock: TypeAlias = Callable[[], float]
+
+#: seconds until a TCP connection is there, and again until the TLS handshake on it is done
+CONNECT_DEADLINE = 5.0
+#: seconds until a stream's answer has begun
+HEADERS_DEADLINE = 10.0
+#: The largest body that `get` takes, in bytes when unpacked. A page of 500 objects is at most 750 MB in theory, as etcd
+#: takes objects of 1.5 MB; real ones have a few KB.
+LARGEST_BODY = 256 * 2**20
+#: how much of the body of an error is read, in bytes, and for how many seconds; a Status object has about 300 bytes
+LARGEST_ERROR_BODY = 64 * 2**10
+ERROR_BODY_DEADLINE = 2.0
+#: how much of the server's own words is kept, in characters
+LONGEST_MESSAGE = 300
+#: Seconds that a connection is kept for the next request: long enough for the pages of a list, too short for load
+#: balancers and firewalls to have forgotten it.
+KEEP_CONNECTION = 5.0
+#: how far apart two machines' clocks may drift, in seconds per second: the most that Linux adjusts a clock's rate by
+DRIFT = 500e-6
+
+
+def _keepalive_options() -> list[tuple[int, int, int]]:
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    # In seconds, but the last, in milliseconds. Keepalive alone says nothing while sent data waits for its receipt.
+    for name, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", 20_000),
+    ):
+        if hasattr(socket, name):
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
+
+
+#: level, option and value; those that this system has
+KEEPALIVE_OPTIONS = _keepalive_options()
+
+#: What the HTTP library, the sockets and the encodings under it raise where a peer or a network is at fault. TLS errors
+#: are OSErrors, failed encodings of names ValueErrors.
+_BROKEN = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, zlib.error)
+#: how much is unpacked at a time, in bytes
+_LARGEST_CHUNK = 2**20
+#: how a connection ends that was kept, and that the server has closed in the meantime
+_CLOSED_BY_SERVER = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+#: what is shorter is no secret, and might be a part of any word
+_SHORTEST_SECRET = 6
+_HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+#: the faults of a certificate, by OpenSSL's numbers, that say that it is for somebody else, and that its time is wrong
+_OTHER_NAME = (62, 64)
+_OTHER_TIME = (9, 10)
+
+
+class Answer(NamedTuple):
+    """What a server has answered to a request."""
+
+    #: unpacked
+    body: bytes
+    #: Unix seconds, whole ones, on the server's clock; None where the answer has no usable Date
+    server_time: float | None
+
+
+class ServerClock:
+    """What is known of a server's clock from the Date headers of its answers. Pure.
+
+    A Date says the second in which the answer was begun, and that was between sending the request and receiving the
+    answer; so each answer gives a lowest and a highest possible offset, at best a second apart. All answers' bounds
+    hold at once, so the common part of them is what is known, and its middle the best estimate; it soon is much finer
+    than a second, as answers come at different parts of one. Old bounds widen as clocks may drift apart. Bounds that
+    contradict the older ones mean that a clock was set, or another server answers: then the newest alone count."""
+
+    def __init__(self) -> None:
+        self._bounds: tuple[float, float] | None = None
+        self._at = 0.0
+
+    @property
+    def offset(self) -> float | None:
+        """What to add to our clock to get the server's Unix time, in seconds; None before any answer."""
+        return None if self._bounds is None else sum(self._bounds) / 2
+
+    def observe(self, date: float, sent: float, received: float) -> None:
+        """An answer's Date, in Unix seconds, and our clock before the request was sent and after it was answered."""
+        low, high = date - received, date + 1 - sent
+        if self._bounds is not None:
+            drift = DRIFT * max(received - self._at, 0)
+            older_low, older_high = self._bounds[0] - drift, self._bounds[1] + drift
+            if older_low <= high and low <= older_high:
+                low, high = max(low, older_low), min(high, older_high)
+        self._bounds = low, high
+        self._at = received
+
+
+class ApiClient:
+    """The way to one API server: `async with ApiClient(…) as client`.
+
+    Raises KubernetesError at once where the server's address, the proxy's, or a certificate cannot be used.
+    `connect_deadline` and `headers_deadline` are in seconds, `largest_body` in bytes; `environment` is asked for a
+    proxy only; `random` is not drawn from so far. Over plain http no credential is sent, as by kubectl."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        clock: Clock,
+        random: Random,
+        environment: Mapping[str, str],
+        user_agent: str | None = None,
+        connect_deadline: float = CONNECT_DEADLINE,
+        headers_deadline: float = HEADERS_DEADLINE,
+        largest_body: int = LARGEST_BODY,
+    ) -> None:
+        self._access = access
+        self._clock = clock
+        self._user_agent = _default_user_agent() if user_agent is None else user_agent
+        self._connect_deadline = connect_deadline
+        self._headers_deadline = headers_deadline
+        self._largest_body = largest_body
+        self._secure = _checked_server(access).scheme == "https"
+        self._proxy = _proxy(access, environment)
+        # The HTTP library would load certificates of its own where it gets no context. This one trusts nobody.
+        self._context = ssl_context(access) if self._secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        #: what an exec plugin gave for this context
+        self._certificate: tuple[bytes, bytes] | None = None
+        self._server_clock = ServerClock()
+        self._streams: set[_Stream] = set()
+        self._pool: _Pool | None = None
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._end_old_streams()
+        if self._pool is not None:
+            await self._pool.close()
+
+    @property
+    def server_clock_offset(self) -> float | None:
+        """What to add to our clock to get the server's Unix time, in seconds, better than one second exact once a few
+        answers have come; None before any."""
+        return self._server_clock.offset
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None, *, deadline: float = 10.0) -> Answer:
+        """Asks for `path`, which starts with a slash, with these query parameters, and reads the whole answer, all
+        within `deadline` seconds.
+
+        Raises ApiError where the server says no, UnreachableError where there is no answer or not the whole of it,
+        AnswerError where it is too large, or a redirect, CredentialError where there is none to sign with."""
+        call = _Call(self._place(path), path, params or {}, "gzip")
+        with trio.move_on_after(deadline):
+            exchange = await self._ask(call)
+            try:
+                body = await self._body(exchange)
+            finally:
+                await exchange.close()
+            return Answer(body, exchange.server_time)
+        raise call.late(deadline)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str] | None = None, *, deadline: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Asks for `path`, on a connection of its own, and hands out the chunks of the answer as they come, cut
+        anywhere. The block may be left at any time, which closes the connection.
+
+        A read that is cancelled ends the stream: the next one raises UnreachableError.
+
+        Once there is a credential, the answer has to begin within `headers_deadline` seconds, and the whole block ends
+        after `deadline` seconds: then whatever it waits for is cancelled, and UnreachableError raised. Other errors are
+        raised before the block begins, as by `get`, and in it by the iterator: UnreachableError where the connection
+        breaks, AnswerError where the answer cannot be unpacked. The block is also ended, with UnreachableError, when
+        the client certificate changes."""
+        call = _Call(self._place(path), path, params or {}, "identity", self._headers_deadline)
+        with trio.CancelScope(deadline=trio.current_time() + deadline) as scope:
+            exchange = await self._ask(call, alone=True)
+            stream = _Stream(call, scope, exchange.context)
+            self._streams.add(stream)
+            try:
+                # Both may have happened while the answer began.
+                self._end_old_streams()
+                yield _Chunks(exchange)
+            finally:
+                self._streams.discard(stream)
+                await exchange.close()
+        if scope.cancelled_caught:
+            raise call.ended_by or call.late(deadline)
+
+    # --- one request, until its answer has begun
+
+    async def _ask(self, call: _Call, *, alone: bool = False) -> _Exchange:
+        """An exchange whose answer is a good one, to be closed by the caller; else raises what it was."""
+        if not self._open:
+            raise RuntimeError("an ApiClient is used inside of its `async with` block")
+        signature = await self._signature(call)
+        exchange = await self._send(call, signature, alone=alone)
+        if exchange.status == HTTPStatus.UNAUTHORIZED and self._secure:
+            await exchange.close()
+            # Others may have been refused at the same time, and a new credential be there already.
+            if await self._signature(call) == signature:
+                self._access.credential.refused()
+            signature = await self._signature(call)
+            exchange = await self._send(call, signature, alone=alone)
+        if exchange.status >= 300:
+            try:
+                raise await self._refusal(exchange, signature)
+            finally:
+                await exchange.close()
+        return exchange
+
+    async def _signature(self, call: _Call) -> _Signature:
+        if not self._secure:
+            return _Signature(None, None)
+        call.step = _SIGNING  # for the second time, perhaps
+        credential = self._access.credential
+        authorization = await credential.authorization()
+        # Checked here, as the library below would quote it in its error.
+        if authorization is not None and not _HEADER_VALUE.fullmatch(authorization):
+            raise CredentialError(f"{self._access.name}: the credential has characters that no HTTP header may have")
+        # As in kubectl, the kubeconfig's own certificate comes before an exec plugin's.
+        certificate = None if self._access.client_certificate else await credential.client_certificate()
+        return _Signature(authorization, certificate)
+
+    async def _send(self, call: _Call, signature: _Signature, *, alone: bool) -> _Exchange:
+        self._show(signature.certificate)
+        headers = {"Accept-Encoding": call.encoding}
+        if signature.authorization is not None:
+            headers["Authorization"] = signature.authorization
+        exchange = None
+        with trio.move_on_after(call.patience):
+            exchange = await self._answered(call, headers, alone=alone)
+        if exchange is None:
+            raise call.late(call.patience)
+        if exchange.server_time is not None and exchange.status < 300:
+            # Others may come from what stands before the server, and has a clock of its own.
+            self._server_clock.observe(exchange.server_time, exchange.sent_at, exchange.received_at)
+        return exchange
+
+    async def _answered(self, call: _Call, headers: Mapping[str, str], *, alone: bool) -> _Exchange:
+        for last in (False, True):
+            exchange = _Exchange(call, await self._take_pool(alone=alone), self._clock)
+            try:
+                await exchange.send(self._access.server + call.path, call.params, headers)
+                break
+            except _BROKEN as error:
+                if last or exchange.connected or not isinstance(error, _CLOSED_BY_SERVER):
+                    raise call.broken(error) from error
+        return exchange
+
+    def _show(self, certificate: tuple[bytes, bytes] | None) -> None:
+        """From now on, connections show this certificate, and there are no others."""
+        if certificate == self._certificate:
+            return
+        try:
+            self._context = ssl_context(self._access, certificate)
+        except KubeconfigError as error:
+            raise CredentialError(f"what the exec plugin gave cannot be used: {error}") from error
+        self._certificate = certificate
+        self._end_old_streams()
+
+    def _end_old_streams(self) -> None:
+        for stream in self._streams:
+            if not self._open:
+                stream.end("the client was closed")
+            elif stream.context is not self._context:
+                stream.end("the client certificate has changed")
+
+    async def _take_pool(self, *, alone: bool) -> _Pool:
+        """A pool that has one user more. Alone: one that nobody else will use."""
+        if alone:
+            pool = self._new_pool()
+            pool.retired = True
+            pool.users += 1
+            return pool
+        old = self._pool
+        if old is None or old.retired or old.context is not self._context:
+            pool = self._pool = self._new_pool()
+        else:
+            pool = old
+        pool.users += 1
+        if old is not None and old is not pool:
+            old.retired = True
+            await old.settle()
+        return pool
+
+    def _new_pool(self) -> _Pool:
+        transport = httpx.AsyncHTTPTransport(
+            verify=self._context,
+            trust_env=False,
+            proxy=self._proxy,
+            # How many are asked for at a time is the callers' business: waiting in here would count as the server's
+            # slowness.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=4, keepalive_expiry=KEEP_CONNECTION),
+        )
+        client = httpx.AsyncClient(
+            transport=transport,
+            trust_env=False,
+            follow_redirects=False,
+            headers={"User-Agent": self._user_agent, "Accept": "application/json"},
+            timeout=httpx.Timeout(None, connect=self._connect_deadline),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        )
+        return _Pool(client, self._context)
+
+    def _place(self, path: str) -> str:
+        through = f" through the proxy {_shown(self._proxy)}" if self._proxy is not None else ""
+        return f"{self._access.name}: {self._access.server}{path}{through}"
+
+    # --- answers
+
+    async def _body(self, exchange: _Exchange) -> bytes:
+        declared = exchange.headers.get("Content-Length", "")
+        size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else 0
+        parts: list[bytes] = []
+        if size <= self._largest_body:
+            size = 0
+            async for chunk in _Chunks(exchange):
+                size += len(chunk)
+                if size > self._largest_body:
+                    break
+                parts.append(chunk)
+            else:
+                return b"".join(parts)
+        raise AnswerError(
+            f"{exchange.call.place}: the answer has more than the {self._largest_body} bytes that are read; "
+            "ask for smaller pages"
+        )
+
+    async def _refusal(self, exchange: _Exchange, signature: _Signature) -> KubernetesError:
+        """The error that an answer of 300 and above is."""
+        place, status = exchange.call.place, exchange.status
+        if status < 400:
+            return AnswerError(
+                f"{place}: answered with a redirect{_towards(exchange)} (status {status}), which is not followed; "
+                "an API server does not redirect, so check its address"
+            )
+        body = signature.hide((await _error_body(exchange)).decode("utf-8", "replace"))
+        found = _Status.read(body, exchange.headers.get("Content-Type", ""))
+        message = found.message
+        phrase = found.reason or _phrase(status)
+        unsigned = "" if self._secure or status != HTTPStatus.UNAUTHORIZED else " (over http, no credential is sent)"
+        return ApiError(
+            f"{place}: {f'{status} {phrase}'.strip()}{unsigned}{f': {message}' if message else ''}",
+            code=status,
+            status_reason=found.reason,
+            message=message,
+            retry_after=_retry_after(exchange.headers.get("Retry-After"), exchange.server_time, found.retry_after),
+            continue_token=found.continue_token,
+            causes=found.causes,
+        )
+
+
+_SIGNING = "getting a credential"
+
+
+@dataclass(eq=False)
+class _Call:
+    """What a caller asks for, and how far it has come."""
+
+    #: names the server and the path in errors
+    place: str
+    path: str
+    params: Mapping[str, str]
+    #: how the answer may be packed
+    encoding: str
+    #: seconds from when there is a credential until the answer has begun
+    patience: float = math.inf
+    #: what is going on, for the error when time is up
+    step: str = _SIGNING
+    #: why its stream was ended before its time
+    ended_by: UnreachableError | None = None
+
+    def late(self, seconds: float) -> KubernetesError:
+        """The error for a deadline that has passed."""
+        if self.step == _SIGNING:
+            return CredentialError(f"{self.place}: no credential within {seconds:g} s")
+        return UnreachableError(f"{self.place}: not done within {seconds:g} s ({self.step})")
+
+    def broken(self, error: Exception) -> KubernetesError:
+        """The error for what the HTTP library has raised."""
+        if isinstance(error, zlib.error):
+            return AnswerError(f"{self.place}: the answer cannot be unpacked ({_cut(str(error))})")
+        return UnreachableError(f"{self.place}: {_why(error, self.step)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What a request is signed with."""
+
+    authorization: str | None = field(repr=False)
+    certificate: tuple[bytes, bytes] | None = field(repr=False)
+
+    def hide(self, text: str) -> str:
+        """The text without the credential, should a server or something before it have quoted it."""
+        if self.authorization is None:
+            return text
+        for secret in (self.authorization, self.authorization.rpartition(" ")[2]):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "[credential]")
+        return text
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A stream in somebody's hands."""
+
+    call: _Call
+    scope: trio.CancelScope
+    context: ssl.SSLContext
+
+    def end(self, why: str) -> None:
+        self.call.ended_by = UnreachableError(f"{self.call.place}: the stream was ended: {why}")
+        self.scope.cancel()
+
+
+class _Pool:
+    """Connections that are made with one TLS context. A retired one is for no new requests, and closed when the last of
+    its users has settled it."""
+
+    def __init__(self, client: httpx.AsyncClient, context: ssl.SSLContext) -> None:
+        self.client = client
+        self.context = context
+        self.retired = False
+        self.users = 0
+
+    async def settle(self) -> None:
+        """Close it, if its time has come."""
+        if self.retired and not self.users:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close all connections, whoever uses them."""
+        self.retired = True
+        with trio.CancelScope(shield=True):
+            await self.client.aclose()
+
+
+class _Exchange:
+    """One request on one connection, and its answer. Whoever makes it has added a user to the pool."""
+
+    def __init__(self, call: _Call, pool: _Pool, clock: Clock) -> None:
+        self.call = call
+        self.context = pool.context
+        self.status = 0
+        self.headers = httpx.Headers()
+        #: on our clock
+        self.sent_at = self.received_at = 0.0
+        #: the answer's Date, in Unix seconds
+        self.server_time: float | None = None
+        self._pool = pool
+        self._clock = clock
+        #: the connections, below TLS, that were made for this
+        self._made: list[Any] = []
+        self._response: httpx.Response | None = None
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._unpacker: _Unpacker | None = None
+        self._begun = False
+        self._interrupted = False
+        self._ended = False
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection was made for this, instead of one that was kept."""
+        return bool(self._made)
+
+    async def send(self, url: str, params: Mapping[str, str], headers: Mapping[str, str]) -> None:
+        """Send the request, and wait for the answer's headers. Raises one of _BROKEN, and is closed then."""
+        try:
+            self.call.step = "connecting"
+            request = self._pool.client.build_request(
+                "GET", url, params=dict(params), headers=dict(headers), extensions={"trace": self._trace}
+            )
+            self._response = response = await self._pool.client.send(request, stream=True)
+            self.received_at = self._clock()
+            self.status = response.status_code
+            self.headers = response.headers
+            self.server_time = unix_seconds(response.headers.get("Date"))
+            self._chunks = response.aiter_raw()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def next_chunk(self) -> bytes | None:
+        """The next chunk of the answer, None at its end. Raises one of _BROKEN, also once a call was cancelled."""
+        assert self._chunks is not None
+        self.call.step = "reading the answer"
+        if self._interrupted:
+            # The generators below have ended with it, which must not look like the answer's end.
+            raise OSError("an earlier read failed or was cancelled, and nothing can be read any more")
+        self._interrupted = True
+        chunk = await self._read(self._chunks)
+        self._interrupted = False
+        return chunk
+
+    async def _read(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        if not self._begun:
+            self._begun = True
+            self._unpacker = _Unpacker.of(self.headers.get("Content-Encoding", ""))
+        while True:
+            if self._unpacker is not None and (piece := self._unpacker.piece()):
+                return piece
+            try:
+                chunk = await anext(chunks)
+            except StopAsyncIteration:
+                self._ended = True
+                if self._unpacker is not None:
+                    self._unpacker.finish()
+                return None
+            if self._unpacker is None:
+                return chunk
+            self._unpacker.feed(chunk)
+
+    async def close(self) -> None:
+        """Done with it. Where the answer was not read to its end, this closes the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        with trio.CancelScope(shield=True):
+            if not self._ended:
+                self._pool.retired = True
+                # The HTTP library closes no connection whose TLS handshake was cancelled.
+                for stream in self._made:
+                    await stream.aclose()
+                await self._unwind()
+            self._pool.users -= 1
+            await self._pool.settle()
+
+    async def _unwind(self) -> None:
+        if self._response is None:
+            return
+        await self._response.extensions["network_stream"].aclose()
+        # The library reads through generators in generators. Dropped half-way, they are left to the garbage collector,
+        # which complains; so let them run into the closed connection, after the little that was received already.
+        if self._chunks is not None:
+            with suppress(*_BROKEN):
+                async for _ in self._chunks:
+                    pass
+        await self._response.aclose()
+
+    async def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Told by the HTTP library what it is doing. Its own option for sockets is lost on the way to a proxy; this
+        sees all connections."""
+        if event == "connection.connect_tcp.complete":
+            self._made.append(info["return_value"])
+            made = info["return_value"].get_extra_info("socket")
+            for option in KEEPALIVE_OPTIONS:
+                made.setsockopt(*option)
+        elif event.endswith("start_tls.started"):
+            self.call.step = "TLS handshake"
+        elif event == "http11.send_request_headers.started":
+            to_proxy = info["request"].method == b"CONNECT"
+            self.call.step = "waiting for the proxy's answer" if to_proxy else "waiting for the answer"
+            self.sent_at = self._clock()
+
+
+class _Unpacker:
+    """Unpacks gzip, in bounded pieces. The HTTP library would do so by itself, but any amount at a time, and where it
+    fails it leaves what it reads through to the garbage collector."""
+
+    def __init__(self) -> None:
+        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        self._packed = b""
+        self._fed = False
+
+    @classmethod
+    def of(cls, encoding: str) -> _Unpacker | None:
+        """The one for a Content-Encoding; None where nothing is packed. Raises zlib.error for one that is not known."""
+        encoding = encoding.strip().lower()
+        if encoding in ("", "identity"):
+            return None
+        if encoding not in ("gzip", "x-gzip"):
+            raise zlib.error(f"its encoding is {encoding[:20]!r}")
+        return cls()
+
+    def feed(self, chunk: bytes) -> None:
+        """What has come, after all pieces of the former were taken."""
+        self._packed = chunk
+        self._fed = True
+
+    def piece(self) -> bytes:
+        """The next piece; empty where more has to come. Raises zlib.error."""
+        if not self._packed:
+            return b""
+        piece = self._gzip.decompress(self._packed, _LARGEST_CHUNK)
+        self._packed = self._gzip.unconsumed_tail
+        return piece
+
+    def finish(self) -> None:
+        """That was all. Raises zlib.error where it cannot be."""
+        if self._fed and not self._gzip.eof:
+            raise zlib.error("it ends too early")
+
+
+class _Chunks:
+    """The chunks of an answer. No generator, so that it may be dropped at any time."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        self._exchange = exchange
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._exchange.next_chunk()
+        except _BROKEN as error:
+            raise self._exchange.call.broken(error) from error
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+
+async def _error_body(exchange: _Exchange) -> bytes:
+    """The start of an answer's body, as far as it comes at once: the status matters more than what is said to it."""
+    body = b""
+    with suppress(KubernetesError), trio.move_on_after(ERROR_BODY_DEADLINE):
+        async for chunk in _Chunks(exchange):
+            body += chunk[: LARGEST_ERROR_BODY - len(body)]
+            if len(body) == LARGEST_ERROR_BODY:
+                break
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What an answer of 400 and above says: a Status object of the Kubernetes API, or something else's plain text."""
+
+    reason: str = ""
+    message: str = ""
+    retry_after: float | None = None
+    continue_token: str = ""
+    causes: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, body: str, media_type: str) -> _Status:
+        """Whatever can be read; anything may be missing or of another type."""
+        try:
+            status = json.loads(body)
+        except (ValueError, RecursionError):
+            status = None
+        if not isinstance(status, dict) or status.get("kind") != "Status":
+            plain = media_type.partition(";")[0].strip().lower() == "text/plain"
+            return cls(message=_cut(body) if plain else "")
+        details = status.get("details")
+        details = details if isinstance(details, dict) else {}
+        metadata = status.get("metadata")
+        token = metadata.get("continue") if isinstance(metadata, dict) else None
+        causes = details.get("causes")
+        seconds = details.get("retryAfterSeconds")
+        return cls(
+            reason=_cut(status.get("reason")),
+            message=_cut(status.get("message")),
+            # a bool is an int
+            retry_after=float(seconds) if type(seconds) is int and 0 < seconds < 10**9 else None,
+            continue_token=token if isinstance(token, str) else "",
+            causes=tuple(
+                _cut(cause["reason"])
+                for cause in (causes if isinstance(causes, list) else ())
+                if isinstance(cause, dict) and isinstance(cause.get("reason"), str)
+            ),
+        )
+
+
+def unix_seconds(date: str | None) -> float | None:
+    """An HTTP date in Unix seconds, or None where it is none."""
+    if date is None:
+        return None
+    try:
+        moment = parsedate_to_datetime(date)
+        # HTTP's dates are all UTC, also where they do not say so
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _retry_after(header: str | None, now: float | None, said: float | None) -> float | None:
+    """Seconds to wait, by the Retry-After header, which is a number or a date (`now` is the server's time), or else by
+    the Status object."""
+    if header is None:
+        return said
+    header = header.strip()
+    if header.isascii() and header.isdigit():
+        seconds = float(header)
+        return seconds if math.isfinite(seconds) else said
+    moment = unix_seconds(header)
+    return said if moment is None or now is None else max(moment - now, 0.0)
+
+
+def _towards(exchange: _Exchange) -> str:
+    """Where a redirect leads: the host alone, as tickets are often carried in what follows."""
+    try:
+        host = httpx.URL(exchange.headers.get("Location", "")).host
+    except httpx.InvalidURL:
+        return ""
+    return f" to {_cut(host)}" if host else ""
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _cut(text: object) -> str:
+    """A text of somebody else's, fit for a line of a log: no control characters, and not endless; "" for no text."""
+    if not isinstance(text, str):
+        return ""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 4 * LONGEST_MESSAGE]).split())
+    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
+
+
+# --- why something broke
+
+
+def _why(error: BaseException, step: str) -> str:
+    """One line on what the HTTP library has raised, and what to do about it."""
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _why_untrusted(cause)
+    if isinstance(error, httpx.ProxyError):
+        return f"the proxy refuses: {_cut(str(error))}"
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection in time ({step})"
+    for cause in reversed(causes):
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()} ({step})"
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.strerror} ({step})"
+    said = next((text for cause in causes if (text := _cut(str(cause)))), type(error).__name__)
+    return f"{said} ({step})"
+
+
+def _why_untrusted(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _OTHER_NAME:
+        hint = "check the server's address, or name in tls-server-name whom its certificate is for"
+    elif error.verify_code in _OTHER_TIME:
+        hint = "it has to be renewed, or this machine's clock is wrong"
+    else:
+        hint = "check certificate-authority, and that nothing else answers at this address"
+    return f"the certificate is not trusted: {_cut(error.verify_message)}; {hint}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those below it. Contexts count, too: the HTTP library drops the causes of its own."""
+    for _ in range(20):
+        if error is None:
+            return
+        yield error
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+
+
+# --- addresses
+
+
+_HOST = re.compile(rb"[0-9a-z._:-]+")
+
+
+def _checked_server(access: Access) -> httpx.URL:
+    server = access.server
+    if "@" in server:
+        # not shown: it may hold a password
+        raise KubernetesError(f"{access.name}: the server's address holds a user's name; a user is named in users")
+    try:
+        url = httpx.URL(server)
+    except httpx.InvalidURL as error:
+        raise KubernetesError(f"{access.name}: server {server!r} is no address: {error}") from error
+    if url.scheme not in ("https", "http") or not url.host or url.port == 0:
+        raise KubernetesError(f"{access.name}: server {server!r} is not like https://host:port")
+    if not _HOST.fullmatch(url.raw_host) or (url.port is not None and url.port > 65535):
+        raise KubernetesError(f"{access.name}: server {server!r} names a host or a port that cannot be")
+    if url.query or url.fragment or server.endswith(("/", "?", "#")):
+        raise KubernetesError(f"{access.name}: server {server!r} must end with a host, a port or a path")
+    return url
+
+
+def _proxy(access: Access, environment: Mapping[str, str]) -> httpx.Proxy | None:
+    address = access.proxy
+    source = "proxy-url"
+    try:
+        if not address:
+            source = "the environment's proxy"
+            address = proxy_for(access.server, environment)
+        if address is None:
+            return None
+        url = httpx.URL(address)
+    except httpx.InvalidURL:
+        # without its cause, whose text may hold a part of a password
+        raise KubernetesError(f"{access.name}: {source} is no address; write it as http://host:port") from None
+    except KubernetesError as error:
+        raise KubernetesError(f"{access.name}: {error}") from error
+    if url.scheme not in ("http", "https"):
+        raise KubernetesError(
+            f"{access.name}: {source} is a {url.scheme[:20]!r} proxy, which is not supported; use an http or https one"
+        )
+    if not url.host:
+        raise KubernetesError(f"{access.name}: {source} names no host; write it as http://host:port")
+    return httpx.Proxy(url, ssl_context=proxy_ssl_context(access) if url.scheme == "https" else None)
+
+
+def _shown(proxy: httpx.Proxy) -> str:
+    """A proxy's address; user and password are no part of it any more."""
+    return f"{proxy.url.scheme}://{proxy.url.netloc.decode('ascii')}"
+
+
+def _default_user_agent() -> str:
+    return f"trio-federation-kubernetes/{importlib.metadata.version('trio-federation-kubernetes')}"
