@@ -72,15 +72,18 @@ def install(folder: Path, name: str, code: str) -> None:
 
 
 def test_what_is_installed(call: Call) -> None:
-    """In this environment: the plugin of this repository."""
+    """In this environment: the plugins of this repository."""
     ended = call("plugins")
     assert (ended.code, ended.lines) == (0, [])
-    title, offer = ended.output.splitlines()
-    assert title.startswith("fixtures (trio-federation-fixtures ")
-    assert offer.split(maxsplit=2)[:2] == ["source", "fixtures"]
-    (plugin,) = json.loads(call("plugins", "--json").output)["plugins"]
-    assert (plugin["name"], plugin["package"]) == ("fixtures", "trio-federation-fixtures")
-    assert offer.split(maxsplit=2)[2] == plugin["sources"][0]["summary"]
+    shown = [part.splitlines() for part in ended.output.split("\n\n")]
+    plugins = json.loads(call("plugins", "--json").output)["plugins"]
+    types = {plugin["name"]: [source["name"] for source in plugin["sources"]] for plugin in plugins}
+    assert types == {"fixtures": ["fixtures"], "kubernetes": ["crd", "kubernetes", "sandboxset", "warmpool"]}
+    for plugin, (title, *offers) in zip(plugins, shown, strict=True):
+        assert plugin["package"] == f"trio-federation-{plugin['name']}"
+        assert title.startswith(f"{plugin['name']} ({plugin['package']} ")
+        wanted = [("source", source["name"], source["summary"]) for source in plugin["sources"]]
+        assert [tuple(offer.split(maxsplit=2)) for offer in offers] == wanted
 
 
 def test_everything_that_a_plugin_can_offer(installed: Installed, call: Call) -> None:
