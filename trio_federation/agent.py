@@ -30,7 +30,7 @@ from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySour
 from trio_federation.identity import call_metadata
 from trio_federation.isolation import Body, Watch, on_own_loop, on_this_loop
 from trio_federation.link import HubLink
-from trio_federation.local import LocalTruth
+from trio_federation.local import LocalTruth, Update
 from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import in_one_line
 from trio_federation.registry import Registry
@@ -336,19 +336,24 @@ class Agent:
     async def _take_batches(self) -> None:
         """Where batches of the sources become local truth, one at a time."""
         async for batch in self._at_intake:
-            now = self._clock()
+            now, source = self._clock(), batch.source
             if isinstance(batch, Collected):
-                update = self._truth.collected(batch.source, batch.records, batch.observed_at, now, batch.reports)
+                for update in self._truth.collecting(source, batch.records, batch.observed_at, now, batch.reports):
+                    self._take(source, update)
+                    # A cluster of ten thousand envs must not keep streams and scrapes waiting.
+                    await trio.lowlevel.checkpoint()
             else:
-                update = self._truth.pushed(
-                    batch.source, batch.changes, now, batch.reports, observed_at=batch.observed_at
-                )
-            if update.refused:
-                self._refused(f"source:{batch.source}", update.refused)
-            self.source_accounts[batch.source].records = self._truth.count(batch.source)
-            self.registry.apply(update.samples)
-            for link in self.links:
-                link.reporter.offer(update.news)
+                reports, observed_at = batch.reports, batch.observed_at
+                self._take(source, self._truth.pushed(source, batch.changes, now, reports, observed_at=observed_at))
+
+    def _take(self, source: str, update: Update) -> None:
+        """What a step of a source came to, for all who have to know."""
+        if update.refused:
+            self._refused(f"source:{source}", update.refused)
+        self.source_accounts[source].records = self._truth.count(source)
+        self.registry.apply(update.samples)
+        for link in self.links:
+            link.reporter.offer(update.news)
 
     async def _feed_registry(self) -> None:
         async for changes in self._at_registry:

@@ -4,7 +4,7 @@ Pure: no I/O and no tasks; when to ask a source and when to tell a hub is decide
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -24,6 +24,10 @@ from trio_federation.capacity import (
 #: nothing is; for an identity that is missing it could not be decided. The whole is None where others may know
 #: everything.
 Reports: TypeAlias = Mapping[Identity, Capacity | None]
+
+
+#: Records that are taken in one step: some 20 ms of work.
+SLICE = 1000
 
 
 @dataclass(slots=True)
@@ -72,6 +76,23 @@ class LocalTruth:
     ) -> Update:
         """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn. What
         it has pushed since then is newer, and stands. `reports`: what others may know of it."""
+        whole = Update()
+        for part in self.collecting(source, records, observed_at, now, reports):
+            whole.samples += part.samples
+            whole.news += part.news
+            whole.refused += part.refused
+        return whole
+
+    def collecting(
+        self,
+        source: str,
+        records: Iterable[Capacity],
+        observed_at: float,
+        now: float,
+        reports: Reports | None = None,
+    ) -> Iterator[Update]:
+        """Like `collected`, in steps of at most SLICE records each, between which others may have their turn. It is to
+        be gone through to its end before anything else is told of this source."""
         update = Update()
         origin = self._next()
         self._forget_gone(now)
@@ -86,9 +107,15 @@ class LocalTruth:
             seen.add(record.identity)
             if record.identity not in pushed:
                 self._take(source, record, observed_at, now, origin, reports, update)
+            if len(update.samples) >= SLICE:
+                yield update
+                update = Update()
         for identity in [identity for identity in held if identity not in seen and identity not in pushed]:
             self._drop(source, identity, origin, now, update)
-        return update
+            if len(update.samples) >= SLICE:
+                yield update
+                update = Update()
+        yield update
 
     def pushed(
         self,

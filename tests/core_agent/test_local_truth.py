@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal, same_value
-from trio_federation.local import LocalTruth, Update
+from trio_federation.local import SLICE, LocalTruth, Update
 from trio_federation.samples import SampleTable
 
 TTL = 30.0
@@ -312,6 +312,21 @@ def test_a_collect_does_not_undo_what_was_pushed_while_it_ran(pushed: str) -> No
     # The next one began after the push, and counts in full.
     registry.apply(made.collected("file", [replace(record, idle=3)], 15.0, 16.0).samples, 16.0)
     assert [known.idle for known in registry.fresh(16.0)] == [3]
+
+
+def test_a_large_collect_is_taken_in_steps_that_come_to_the_same() -> None:
+    """So that a source with a great many pools holds up nobody: no step is larger than SLICE, new records and
+    withdrawals alike."""
+    first = [Capacity("west", "ns", f"env-{number}", "p", idle=number) for number in range(3 * SLICE + 10)]
+    second = [replace(record, idle=7) for record in first[: SLICE + 5]]
+    at_once, in_steps = truth(now=0.0), truth(now=0.0)
+    for moment, records in ((1.0, first), (2.0, second), (3.0, [])):
+        whole = at_once.collected("file", records, moment, moment)
+        steps = list(in_steps.collecting("file", records, moment, moment))
+        assert len(steps) > 1 and max(len(step.samples) for step in steps) == SLICE
+        assert [sample for step in steps for sample in step.samples] == whole.samples
+        assert [sample for step in steps for sample in step.news] == whole.news
+    assert len(in_steps) == 0
 
 
 def test_a_record_that_had_nearly_run_out_is_news() -> None:
