@@ -323,7 +323,8 @@ def test_a_large_collect_is_taken_in_steps_that_come_to_the_same() -> None:
     for moment, records in ((1.0, first), (2.0, second), (3.0, [])):
         whole = at_once.collected("file", records, moment, moment)
         steps = list(in_steps.collecting("file", records, moment, moment))
-        assert len(steps) > 1 and max(len(step.samples) for step in steps) == SLICE
+        assert len(steps) > 1
+        assert max(len(step.samples) for step in steps) == SLICE
         assert [sample for step in steps for sample in step.samples] == whole.samples
         assert [sample for step in steps for sample in step.news] == whole.news
     assert len(in_steps) == 0

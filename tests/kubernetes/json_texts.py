@@ -75,6 +75,16 @@ def places(value: object) -> Iterator[tuple[str | int, ...]]:
             yield (key, *rest)
 
 
+def standing_at(value: Any, place: tuple[str | int, ...]) -> Any:
+    """What is at one place; None where it, or anything on the way, is absent, null or of another kind."""
+    for key in place:
+        if isinstance(key, str):
+            value = value.get(key) if isinstance(value, dict) else None
+        else:
+            value = value[key] if isinstance(value, list) and key < len(value) else None
+    return value
+
+
 def replaced(value: Any, place: tuple[str | int, ...], new: object) -> Any:
     """A copy with something else at one place."""
     if not place:

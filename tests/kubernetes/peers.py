@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import h11
@@ -275,7 +274,7 @@ def access_to(server: str, **more: Any) -> Access:
 
 def client_for(access: Access, environment: Mapping[str, str] | None = None, **more: Any) -> ApiClient:
     """A client on Trio's clock."""
-    return ApiClient(access, clock=trio.current_time, random=Random(1), environment=environment or {}, **more)
+    return ApiClient(access, clock=trio.current_time, environment=environment or {}, **more)
 
 
 async def fine(_request: Request, wire: Wire) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -20,8 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.kubernetes.peers import (
     SOON,
@@ -38,7 +35,7 @@ from tests.kubernetes.peers import (
     serving,
 )
 from trio_federation_kubernetes.access import Access
-from trio_federation_kubernetes.client import KEEPALIVE_OPTIONS, ApiClient, ServerClock, unix_seconds
+from trio_federation_kubernetes.client import KEEPALIVE_OPTIONS, ApiClient
 from trio_federation_kubernetes.errors import (
     AnswerError,
     ApiError,
@@ -303,9 +300,9 @@ async def test_a_status_object() -> None:
         (b'{"kind": "Status", "message": null, "details": {"causes": {}, "retryAfterSeconds": true}}', "", ""),
         (b'{"kind": "Status", "message": "m", "details": {"retryAfterSeconds": -1}}', "", "m"),
         (b'{"kind": "Status", "message": "m", "details": {"retryAfterSeconds": 1e400}}', "", "m"),
-        (b'{"kind": "Status", "message": "' + b"x" * 1000 + b'"}', "", "x" * 299 + "…"),
+        (b'{"kind": "Status", "message": "' + b"x" * 1000 + b'"}', "", "x" * 499 + "…"),
         (b"[" * 50_000, "application/json", ""),
-        (b"z" * 1_000_000, "text/plain", "z" * 299 + "…"),
+        (b"z" * 1_000_000, "text/plain", "z" * 499 + "…"),
     ],
 )
 async def test_whatever_comes_with_a_refusal(body: bytes, media_type: str, message: str) -> None:
@@ -313,7 +310,7 @@ async def test_whatever_comes_with_a_refusal(body: bytes, media_type: str, messa
     assert error.message == message
     assert (error.retry_after, error.continue_token, error.causes, error.status_reason) == (None, "", (), "")
     assert "500 Internal Server Error" in str(error)
-    assert len(str(error)) < 500
+    assert len(str(error)) < 700
 
 
 @pytest.mark.parametrize(
@@ -471,7 +468,7 @@ async def test_a_credential_that_no_header_may_have(authority: Authority, secret
 
 async def test_a_server_that_quotes_the_credential(authority: Authority) -> None:
     async def handler(request: Request, wire: Wire) -> None:
-        text = "x" * 290 + request.headers["authorization"]
+        text = "x" * 490 + request.headers["authorization"]
         if request.target == "/status":
             await wire.answer({"kind": "Status", "message": text, "reason": text}, 403)
         else:
@@ -1102,7 +1099,7 @@ async def test_the_time_of_an_answer_and_the_offset_of_the_servers_clock() -> No
     now = 5000.0
     async with serving(handler) as server:
         access = access_to(f"http://127.0.0.1:{server.port}")
-        async with ApiClient(access, clock=lambda: now, random=Random(1), environment={}) as client:
+        async with ApiClient(access, clock=lambda: now, environment={}) as client:
             assert (await client.get("/b")).server_time is None
             assert client.server_clock_offset is None
             assert (await client.get("/a")).server_time == 1798761600.0
@@ -1118,79 +1115,3 @@ async def test_what_is_no_good_answer_says_nothing_of_the_servers_clock() -> Non
     async with talking(refusing(502, Date="Fri, 01 Jan 2027 00:00:00 GMT")) as (client, _):
         await failure(lambda: client.get("/a"), ApiError)
         assert client.server_clock_offset is None
-
-
-@given(
-    offset=st.floats(-1e6, 1e9),
-    answers=st.lists(st.tuples(st.floats(0, 30), st.floats(0, 5), st.floats(0, 1)), min_size=1, max_size=30),
-    drift=st.floats(-400e-6, 400e-6),
-)
-def test_the_estimate_is_never_further_off_than_the_last_answer_allows(
-    offset: float, answers: list[tuple[float, float, float]], drift: float
-) -> None:
-    clock = ServerClock()
-    assert clock.offset is None
-    now = 1000.0
-    worst = float("inf")
-    for pause, way, where in answers:
-        sent = now + pause
-        received = now = sent + way
-        begun = sent + way * where
-        true = offset + drift * begun
-        clock.observe((begun + true) // 1, sent, received)
-        assert clock.offset is not None
-        error = abs(clock.offset - (offset + drift * received))
-        # of a whole second, and the way there and back; plus what the clocks drift, and what floats cannot say
-        assert error <= (1 + way) / 2 + 5e-3
-        worst = min(worst, (1 + way) / 2)
-
-
-def test_many_answers_say_more_than_one() -> None:
-    clock = ServerClock()
-    for number in range(100):
-        now = 1000 + number * 1.37
-        clock.observe((now + 0.123) // 1, now, now + 0.001)
-    assert clock.offset == pytest.approx(0.123, abs=0.03)
-
-
-def test_what_was_known_long_ago_is_worth_less() -> None:
-    clock = ServerClock()
-    for number in range(100):
-        now = 1000 + number * 1.37
-        clock.observe((now + 0.123) // 1, now, now)
-    # in these 2,000 seconds the server's clock has gained 0.8; its Date does not contradict what was known before
-    clock.observe((3000 + 0.923) // 1, 3000, 3000)
-    assert clock.offset == pytest.approx(0.923, abs=0.5)
-
-
-def test_a_clock_that_was_set_is_followed() -> None:
-    clock = ServerClock()
-    for now in range(100):
-        clock.observe(now + 50.0, now, now)
-    clock.observe(100 - 3600.0, 100, 100)
-    assert clock.offset == -3599.5
-
-
-def test_http_dates() -> None:
-    for date in ("Sun, 06 Nov 1994 08:49:37 GMT", "06 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:37 -0000"):
-        assert unix_seconds(date) == 784111777.0
-    assert unix_seconds(None) is None
-
-
-@given(
-    st.one_of(st.text(), st.from_regex(r"[A-Z][a-z]{2}, \d{1,5} [A-Z][a-z]{2} \d{1,6} \d\d:\d\d:\d\d [A-Z+\-\d]{1,6}"))
-)
-def test_other_dates_are_none_or_a_number(date: str) -> None:
-    found = unix_seconds(date)
-    assert found is None or isinstance(found, float)
-
-
-async def test_headers_that_are_no_dates(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a date without a zone must not be read in this machine's
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    time.tzset()
-    try:
-        assert unix_seconds("Sun, 06 Nov 1994 08:49:37") == 784111777.0
-    finally:
-        monkeypatch.undo()
-        time.tzset()

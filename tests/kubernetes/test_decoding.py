@@ -227,9 +227,10 @@ def test_a_misfit_shows_the_json_and_is_equal_to_no_value() -> None:
         "x" * 500: '"' + "x" * 78 + "…",
         "é" * 500: '"' + "é" * 78 + "…",
         Verbatim("9" * 5000): "9" * 79 + "…",
+        Verbatim("[1," + " " * 5000 + "2]"): "[1,…",
         "\N{LINE SEPARATOR}": '" "',
         "\x85": '" "',
-        "\N{RIGHT-TO-LEFT OVERRIDE}": '"\N{REPLACEMENT CHARACTER}"',
+        "\N{RIGHT-TO-LEFT OVERRIDE}": '" "',
     }
     for value, text in shown.items():
         kept: Any = reach(one(listed(pool(status={"freeNow": value}))), "status", "free_now")
@@ -447,7 +448,7 @@ def test_a_code_that_is_none_is_0(code: object) -> None:
 
 @pytest.mark.parametrize("seconds", [None, "5", -1, True, Verbatim("1e400"), [], 1.5, 0, 10**400])
 def test_the_wait_is_a_number_of_seconds_or_not_said(seconds: object) -> None:
-    expected = seconds if seconds in (1.5, 0, 10**400) and seconds is not False else None
+    expected = seconds if seconds in (1.5, 0) and seconds is not False else None
     assert error_of({"code": 429, "details": {"retryAfterSeconds": seconds}}).retry_after == expected
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kubernetes.peers import access_to
 from trio_federation_kubernetes.errors import KubernetesError
-from trio_federation_kubernetes.proxies import proxy_for
+from trio_federation_kubernetes.proxies import proxy_for, proxy_of
 
 PROXY = "http://proxy.test:3128"
 
@@ -157,3 +159,34 @@ def test_a_server_has_to_be_an_address(server: str) -> None:
 def test_a_zone_is_no_part_of_an_address() -> None:
     assert not is_proxied("https://[fd00::1]", "fd00::1")
     assert is_proxied("https://[fd00::1]", "fd00::1%eth0")
+
+
+@pytest.mark.parametrize(
+    "own, environment, expected",
+    [
+        (None, {}, None),
+        (None, {"HTTPS_PROXY": "p:1"}, "http://p:1"),
+        ("https://q:2", {"HTTPS_PROXY": "p:1"}, "https://q:2"),
+        # neither the environment's exceptions nor its faults count for the kubeconfig's own
+        ("https://q:2", {"HTTPS_PROXY": "http://[", "NO_PROXY": "*"}, "https://q:2"),
+        (None, {"HTTPS_PROXY": "p:1", "NO_PROXY": "*"}, None),
+    ],
+)
+def test_the_kubeconfigs_own_proxy_comes_first(
+    own: str | None, environment: dict[str, str], expected: str | None
+) -> None:
+    found = proxy_of(access_to("https://a.test", proxy=own), environment)
+    assert found == (None if expected is None else httpx.URL(expected))
+
+
+@pytest.mark.parametrize(
+    "proxy, reason",
+    [("socks5://p", "is a 'socks5' proxy"), ("http://[::1", "is no address"), ("http://", "names no host")],
+)
+def test_a_proxy_that_cannot_be_used_is_named_by_where_it_is_from(proxy: str, reason: str) -> None:
+    with pytest.raises(KubernetesError, match=f"^test: proxy-url {reason}"):
+        proxy_of(access_to("https://a.test", proxy=proxy), {})
+    # the environment's is told by its variables where it is no address at all
+    named = "the environment's proxy" if "socks" in proxy else "the value of HTTPS_PROXY or https_proxy"
+    with pytest.raises(KubernetesError, match=f"^test: {named} "):
+        proxy_of(access_to("https://a.test"), {"HTTPS_PROXY": proxy})

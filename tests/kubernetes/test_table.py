@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kubernetes.json_texts import standing_at
 from trio_federation import Capacity
 from trio_federation.capacity import fault
 from trio_federation.suggest import every_fault
 from trio_federation_kubernetes.options import CrdOptions
-from trio_federation_kubernetes.paths import MISSING, Path
+from trio_federation_kubernetes.paths import Path
 from trio_federation_kubernetes.table import TableMapper
 
 FIELDS = {
@@ -325,8 +326,8 @@ values: st.SearchStrategy[Any] = st.recursive(
 def is_blocked(path: Path, document: object) -> bool:
     """Whether something on the way is neither null nor absent, and still cannot be gone into."""
     for length in range(len(path.steps)):
-        before = Path(path.steps[:length]).get(document) if length else document
-        if before is MISSING or before is None:
+        before = standing_at(document, path.steps[:length])
+        if before is None:
             return False
         if not isinstance(before, dict if isinstance(path.steps[length], str) else list):
             return True
@@ -345,11 +346,11 @@ def test_whatever_an_object_holds_it_is_one_record_of_what_it_says(parts: dict[s
     ).fields.paths()
     bad = fault(record)
     for name in COUNTS:
-        value = paths[name].get(found)
+        value = standing_at(found, paths[name].steps)
         count = getattr(record, name)
         if is_blocked(paths[name], found):
             assert bad is not None
-        elif value is MISSING or value is None:
+        elif value is None:
             assert count == 0
         elif isinstance(value, str) and value.isascii() and value.isdigit():
             assert count == int(value)
@@ -358,8 +359,8 @@ def test_whatever_an_object_holds_it_is_one_record_of_what_it_says(parts: dict[s
         else:
             assert bad is not None
     if bad is None:
-        assert record.env_name == paths["env"].get(found)
-        assert record.autoscaling_enabled == (paths["ceiling"].get(found) not in (None, MISSING))
+        assert record.env_name == standing_at(found, paths["env"].steps)
+        assert record.autoscaling_enabled == (standing_at(found, paths["ceiling"].steps) is not None)
 
 
 @given(

@@ -1,7 +1,8 @@
 """HTTP to one API server: requests that are answered at once, and streams that go on, each signed, verified, bounded in
 time and size, and with one kind of error for each kind of failure. What is asked, and what answers mean, is not known
 here; nor is when to try again, but for two cases in which an answer was never meant for the request: a credential that
-has run out, and a kept connection that the server had closed.
+has run out, and a kept connection that the server had closed. How refusals are read is `status.py`, what is said of
+connections that break `failures.py`; contexts of TLS are made in `tls.py`, and a proxy is found in `proxies.py`.
 
 Every connection has TCP keepalive, so that a peer that is gone is noticed within 20 s. A stream has a connection, and a
 pool, of its own; what is answered at once shares a pool. A pool in which anything broke is not used again: the HTTP
@@ -10,22 +11,18 @@ library keeps some connections for ever that were cut off half-open, and closing
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 import re
 import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from random import Random
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 import httpx
 import trio
@@ -33,17 +30,18 @@ import trio
 from trio_federation_kubernetes.access import Access
 from trio_federation_kubernetes.errors import (
     AnswerError,
-    ApiError,
     CredentialError,
     KubeconfigError,
     KubernetesError,
     UnreachableError,
 )
-from trio_federation_kubernetes.proxies import proxy_for
+from trio_federation_kubernetes.failures import why
+from trio_federation_kubernetes.proxies import proxy_of
+from trio_federation_kubernetes.server_clock import ServerClock, unix_seconds
+from trio_federation_kubernetes.status import Status, phrase, retry_after
+from trio_federation_kubernetes.texts import one_line
 from trio_federation_kubernetes.tls import proxy_ssl_context, ssl_context
-
-#: seconds since some fixed moment; only differences mean anything
-Clock: TypeAlias = Callable[[], float]
+from trio_federation_kubernetes.unpacking import Unpacker
 
 #: seconds until a TCP connection is there, and again until the TLS handshake on it is done
 CONNECT_DEADLINE = 5.0
@@ -55,13 +53,9 @@ LARGEST_BODY = 256 * 2**20
 #: how much of the body of an error is read, in bytes, and for how many seconds; a Status object has about 300 bytes
 LARGEST_ERROR_BODY = 64 * 2**10
 ERROR_BODY_DEADLINE = 2.0
-#: how much of the server's own words is kept, in characters
-LONGEST_MESSAGE = 300
 #: Seconds that a connection is kept for the next request: long enough for the pages of a list, too short for load
 #: balancers and firewalls to have forgotten it.
 KEEP_CONNECTION = 5.0
-#: how far apart two machines' clocks may drift, in seconds per second: the most that Linux adjusts a clock's rate by
-DRIFT = 500e-6
 
 
 def _keepalive_options() -> list[tuple[int, int, int]]:
@@ -84,16 +78,12 @@ KEEPALIVE_OPTIONS = _keepalive_options()
 #: What the HTTP library, the sockets and the encodings under it raise where a peer or a network is at fault. TLS errors
 #: are OSErrors, failed encodings of names ValueErrors.
 _BROKEN = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, zlib.error)
-#: how much is unpacked at a time, in bytes
-_LARGEST_CHUNK = 2**20
 #: how a connection ends that was kept, and that the server has closed in the meantime
 _CLOSED_BY_SERVER = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 #: what is shorter is no secret, and might be a part of any word
 _SHORTEST_SECRET = 6
+_HOST = re.compile(rb"[0-9a-z._:-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
-#: the faults of a certificate, by OpenSSL's numbers, that say that it is for somebody else, and that its time is wrong
-_OTHER_NAME = (62, 64)
-_OTHER_TIME = (9, 10)
 
 
 class Answer(NamedTuple):
@@ -105,49 +95,18 @@ class Answer(NamedTuple):
     server_time: float | None
 
 
-class ServerClock:
-    """What is known of a server's clock from the Date headers of its answers. Pure.
-
-    A Date says the second in which the answer was begun, and that was between sending the request and receiving the
-    answer; so each answer gives a lowest and a highest possible offset, at best a second apart. All answers' bounds
-    hold at once, so the common part of them is what is known, and its middle the best estimate; it soon is much finer
-    than a second, as answers come at different parts of one. Old bounds widen as clocks may drift apart. Bounds that
-    contradict the older ones mean that a clock was set, or another server answers: then the newest alone count."""
-
-    def __init__(self) -> None:
-        self._bounds: tuple[float, float] | None = None
-        self._at = 0.0
-
-    @property
-    def offset(self) -> float | None:
-        """What to add to our clock to get the server's Unix time, in seconds; None before any answer."""
-        return None if self._bounds is None else sum(self._bounds) / 2
-
-    def observe(self, date: float, sent: float, received: float) -> None:
-        """An answer's Date, in Unix seconds, and our clock before the request was sent and after it was answered."""
-        low, high = date - received, date + 1 - sent
-        if self._bounds is not None:
-            drift = DRIFT * max(received - self._at, 0)
-            older_low, older_high = self._bounds[0] - drift, self._bounds[1] + drift
-            if older_low <= high and low <= older_high:
-                low, high = max(low, older_low), min(high, older_high)
-        self._bounds = low, high
-        self._at = received
-
-
 class ApiClient:
     """The way to one API server: `async with ApiClient(…) as client`.
 
     Raises KubernetesError at once where the server's address, the proxy's, or a certificate cannot be used.
-    `connect_deadline` and `headers_deadline` are in seconds, `largest_body` in bytes; `environment` is asked for a
-    proxy only; `random` is not drawn from so far. Over plain http no credential is sent, as by kubectl."""
+    `clock`: seconds since some fixed moment. `connect_deadline` and `headers_deadline` are in seconds, `largest_body`
+    in bytes; `environment` is asked for a proxy only. Over plain http no credential is sent, as by kubectl."""
 
     def __init__(
         self,
         access: Access,
         *,
-        clock: Clock,
-        random: Random,
+        clock: Callable[[], float],
         environment: Mapping[str, str],
         user_agent: str | None = None,
         connect_deadline: float = CONNECT_DEADLINE,
@@ -383,19 +342,12 @@ class ApiClient:
                 "an API server does not redirect, so check its address"
             )
         body = signature.hide((await _error_body(exchange)).decode("utf-8", "replace"))
-        found = _Status.read(body, exchange.headers.get("Content-Type", ""))
-        message = found.message
-        phrase = found.reason or _phrase(status)
+        said = Status.of_answer(body, exchange.headers.get("Content-Type", ""))
+        wait = retry_after(exchange.headers.get("Retry-After"), exchange.server_time)
+        said = replace(said, code=status, retry_after=said.retry_after if wait is None else wait)
+        named = f"{status} {said.reason or phrase(status)}".strip()
         unsigned = "" if self._secure or status != HTTPStatus.UNAUTHORIZED else " (over http, no credential is sent)"
-        return ApiError(
-            f"{place}: {f'{status} {phrase}'.strip()}{unsigned}{f': {message}' if message else ''}",
-            code=status,
-            status_reason=found.reason,
-            message=message,
-            retry_after=_retry_after(exchange.headers.get("Retry-After"), exchange.server_time, found.retry_after),
-            continue_token=found.continue_token,
-            causes=found.causes,
-        )
+        return said.error(f"{place}: {named}{unsigned}{f': {said.message}' if said.message else ''}")
 
 
 _SIGNING = "getting a credential"
@@ -426,9 +378,16 @@ class _Call:
 
     def broken(self, error: Exception) -> KubernetesError:
         """The error for what the HTTP library has raised."""
-        if isinstance(error, zlib.error):
-            return AnswerError(f"{self.place}: the answer cannot be unpacked ({_cut(str(error))})")
-        return UnreachableError(f"{self.place}: {_why(error, self.step)}")
+        match error:
+            case zlib.error():
+                return AnswerError(f"{self.place}: the answer cannot be unpacked ({one_line(str(error))})")
+            case httpx.ProxyError():
+                said = f"the proxy refuses: {one_line(str(error))}"
+            case httpx.ConnectTimeout():
+                said = f"no connection in time ({self.step})"
+            case _:
+                said = why(error, self.step)
+        return UnreachableError(f"{self.place}: {said}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +445,7 @@ class _Pool:
 class _Exchange:
     """One request on one connection, and its answer. Whoever makes it has added a user to the pool."""
 
-    def __init__(self, call: _Call, pool: _Pool, clock: Clock) -> None:
+    def __init__(self, call: _Call, pool: _Pool, clock: Callable[[], float]) -> None:
         self.call = call
         self.context = pool.context
         self.status = 0
@@ -501,7 +460,7 @@ class _Exchange:
         self._made: list[Any] = []
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
-        self._unpacker: _Unpacker | None = None
+        self._unpacker: Unpacker | None = None
         self._begun = False
         self._interrupted = False
         self._ended = False
@@ -544,7 +503,7 @@ class _Exchange:
     async def _read(self, chunks: AsyncIterator[bytes]) -> bytes | None:
         if not self._begun:
             self._begun = True
-            self._unpacker = _Unpacker.of(self.headers.get("Content-Encoding", ""))
+            self._unpacker = Unpacker.of(self.headers.get("Content-Encoding", ""))
         while True:
             if self._unpacker is not None and (piece := self._unpacker.piece()):
                 return piece
@@ -602,44 +561,6 @@ class _Exchange:
             self.sent_at = self._clock()
 
 
-class _Unpacker:
-    """Unpacks gzip, in bounded pieces. The HTTP library would do so by itself, but any amount at a time, and where it
-    fails it leaves what it reads through to the garbage collector."""
-
-    def __init__(self) -> None:
-        self._gzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-        self._packed = b""
-        self._fed = False
-
-    @classmethod
-    def of(cls, encoding: str) -> _Unpacker | None:
-        """The one for a Content-Encoding; None where nothing is packed. Raises zlib.error for one that is not known."""
-        encoding = encoding.strip().lower()
-        if encoding in ("", "identity"):
-            return None
-        if encoding not in ("gzip", "x-gzip"):
-            raise zlib.error(f"its encoding is {encoding[:20]!r}")
-        return cls()
-
-    def feed(self, chunk: bytes) -> None:
-        """What has come, after all pieces of the former were taken."""
-        self._packed = chunk
-        self._fed = True
-
-    def piece(self) -> bytes:
-        """The next piece; empty where more has to come. Raises zlib.error."""
-        if not self._packed:
-            return b""
-        piece = self._gzip.decompress(self._packed, _LARGEST_CHUNK)
-        self._packed = self._gzip.unconsumed_tail
-        return piece
-
-    def finish(self) -> None:
-        """That was all. Raises zlib.error where it cannot be."""
-        if self._fed and not self._gzip.eof:
-            raise zlib.error("it ends too early")
-
-
 class _Chunks:
     """The chunks of an answer. No generator, so that it may be dropped at any time."""
 
@@ -670,140 +591,16 @@ async def _error_body(exchange: _Exchange) -> bytes:
     return body
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
-    """What an answer of 400 and above says: a Status object of the Kubernetes API, or something else's plain text."""
-
-    reason: str = ""
-    message: str = ""
-    retry_after: float | None = None
-    continue_token: str = ""
-    causes: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, body: str, media_type: str) -> _Status:
-        """Whatever can be read; anything may be missing or of another type."""
-        try:
-            status = json.loads(body)
-        except (ValueError, RecursionError):
-            status = None
-        if not isinstance(status, dict) or status.get("kind") != "Status":
-            plain = media_type.partition(";")[0].strip().lower() == "text/plain"
-            return cls(message=_cut(body) if plain else "")
-        details = status.get("details")
-        details = details if isinstance(details, dict) else {}
-        metadata = status.get("metadata")
-        token = metadata.get("continue") if isinstance(metadata, dict) else None
-        causes = details.get("causes")
-        seconds = details.get("retryAfterSeconds")
-        return cls(
-            reason=_cut(status.get("reason")),
-            message=_cut(status.get("message")),
-            # a bool is an int
-            retry_after=float(seconds) if type(seconds) is int and 0 < seconds < 10**9 else None,
-            continue_token=token if isinstance(token, str) else "",
-            causes=tuple(
-                _cut(cause["reason"])
-                for cause in (causes if isinstance(causes, list) else ())
-                if isinstance(cause, dict) and isinstance(cause.get("reason"), str)
-            ),
-        )
-
-
-def unix_seconds(date: str | None) -> float | None:
-    """An HTTP date in Unix seconds, or None where it is none."""
-    if date is None:
-        return None
-    try:
-        moment = parsedate_to_datetime(date)
-        # HTTP's dates are all UTC, also where they do not say so
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _retry_after(header: str | None, now: float | None, said: float | None) -> float | None:
-    """Seconds to wait, by the Retry-After header, which is a number or a date (`now` is the server's time), or else by
-    the Status object."""
-    if header is None:
-        return said
-    header = header.strip()
-    if header.isascii() and header.isdigit():
-        seconds = float(header)
-        return seconds if math.isfinite(seconds) else said
-    moment = unix_seconds(header)
-    return said if moment is None or now is None else max(moment - now, 0.0)
-
-
 def _towards(exchange: _Exchange) -> str:
     """Where a redirect leads: the host alone, as tickets are often carried in what follows."""
     try:
         host = httpx.URL(exchange.headers.get("Location", "")).host
     except httpx.InvalidURL:
         return ""
-    return f" to {_cut(host)}" if host else ""
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
-
-
-def _cut(text: object) -> str:
-    """A text of somebody else's, fit for a line of a log: no control characters, and not endless; "" for no text."""
-    if not isinstance(text, str):
-        return ""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 4 * LONGEST_MESSAGE]).split())
-    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
-
-
-# --- why something broke
-
-
-def _why(error: BaseException, step: str) -> str:
-    """One line on what the HTTP library has raised, and what to do about it."""
-    causes = list(_causes(error))
-    for cause in causes:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return _why_untrusted(cause)
-    if isinstance(error, httpx.ProxyError):
-        return f"the proxy refuses: {_cut(str(error))}"
-    if isinstance(error, httpx.ConnectTimeout):
-        return f"no connection in time ({step})"
-    for cause in reversed(causes):
-        if isinstance(cause, ssl.SSLError):
-            return f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()} ({step})"
-        if isinstance(cause, OSError) and cause.strerror:
-            return f"{cause.strerror} ({step})"
-    said = next((text for cause in causes if (text := _cut(str(cause)))), type(error).__name__)
-    return f"{said} ({step})"
-
-
-def _why_untrusted(error: ssl.SSLCertVerificationError) -> str:
-    if error.verify_code in _OTHER_NAME:
-        hint = "check the server's address, or name in tls-server-name whom its certificate is for"
-    elif error.verify_code in _OTHER_TIME:
-        hint = "it has to be renewed, or this machine's clock is wrong"
-    else:
-        hint = "check certificate-authority, and that nothing else answers at this address"
-    return f"the certificate is not trusted: {_cut(error.verify_message)}; {hint}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those below it. Contexts count, too: the HTTP library drops the causes of its own."""
-    for _ in range(20):
-        if error is None:
-            return
-        yield error
-        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+    return f" to {one_line(host)}" if host else ""
 
 
 # --- addresses
-
-
-_HOST = re.compile(rb"[0-9a-z._:-]+")
 
 
 def _checked_server(access: Access) -> httpx.URL:
@@ -825,27 +622,10 @@ def _checked_server(access: Access) -> httpx.URL:
 
 
 def _proxy(access: Access, environment: Mapping[str, str]) -> httpx.Proxy | None:
-    address = access.proxy
-    source = "proxy-url"
-    try:
-        if not address:
-            source = "the environment's proxy"
-            address = proxy_for(access.server, environment)
-        if address is None:
-            return None
-        url = httpx.URL(address)
-    except httpx.InvalidURL:
-        # without its cause, whose text may hold a part of a password
-        raise KubernetesError(f"{access.name}: {source} is no address; write it as http://host:port") from None
-    except KubernetesError as error:
-        raise KubernetesError(f"{access.name}: {error}") from error
-    if url.scheme not in ("http", "https"):
-        raise KubernetesError(
-            f"{access.name}: {source} is a {url.scheme[:20]!r} proxy, which is not supported; use an http or https one"
-        )
-    if not url.host:
-        raise KubernetesError(f"{access.name}: {source} names no host; write it as http://host:port")
-    return httpx.Proxy(url, ssl_context=proxy_ssl_context(access) if url.scheme == "https" else None)
+    address = proxy_of(access, environment)
+    if address is None:
+        return None
+    return httpx.Proxy(address, ssl_context=proxy_ssl_context(access) if address.scheme == "https" else None)
 
 
 def _shown(proxy: httpx.Proxy) -> str:

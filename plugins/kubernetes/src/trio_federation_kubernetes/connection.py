@@ -18,20 +18,24 @@ from trio_federation_kubernetes.errors import ApiError, CredentialError, Kuberne
 RELOAD_INTERVAL = 15.0
 
 
-class Client(AbstractAsyncContextManager["Client"], Protocol):
-    """What `client.ApiClient` is to this room."""
+class Api(Protocol):
+    """What sources and informers need of a way to an API server; all of it raises KubernetesErrors."""
 
     @property
     def server_clock_offset(self) -> float | None:
-        """Seconds to add to our clock to get the server's."""
+        """Add it to the clock's time to get the server's, in Unix seconds; None while it is not known."""
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None, *, deadline: float = ...) -> Answer:
+    async def get(self, path: str, params: Mapping[str, str], *, deadline: float = ...) -> Answer:
         """The answer to a plain request."""
 
     def stream(
-        self, path: str, params: Mapping[str, str] | None = None, *, deadline: float
+        self, path: str, params: Mapping[str, str], *, deadline: float
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """The chunks of a long answer."""
+
+
+class Client(Api, AbstractAsyncContextManager["Client"], Protocol):
+    """What `client.ApiClient` is to this room."""
 
 
 class _Holder:

@@ -24,6 +24,7 @@ import msgspec
 import trio
 
 from trio_federation_kubernetes.errors import CredentialError
+from trio_federation_kubernetes.texts import one_line
 
 #: seconds after which a token file is read again, in spite of no refusal; client-go waits 50. The kubelet has replaced
 #: a pod's token long before the old one expires, and reading some kilobytes costs next to nothing.
@@ -349,7 +350,7 @@ class ExecPlugin:
             # The arguments may hold a secret; whoever may see them finds them at the place.
             text += "; run it by hand, as it may have written why: that is not shown here, as it could hold a secret"
         if plugin.install_hint:
-            text += f"; hint of the kubeconfig: {_one_line(plugin.install_hint)}"
+            text += f"; hint of the kubeconfig: {one_line(plugin.install_hint, _MOST_HINT)}"
         return text
 
     def _understood(self, output: bytes) -> _Given:
@@ -456,9 +457,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
-
-
-def _one_line(text: str) -> str:
-    """Somebody else's text, fit for a terminal and a log: no control characters, one line, not too long."""
-    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line if len(line) <= _MOST_HINT else f"{line[: _MOST_HINT - 1]}…"

@@ -1,12 +1,12 @@
 """From the API server's bytes to objects: pages of a list and events of a watch, decoded into just those fields that a
 mapper reads, and nothing of the bytes kept. Whole pages are decoded at once, into structs. Only where something in them
 does not fit, object by object and then value by value, so that a bad value costs nothing but itself: a `Misfit` stands
-in its place. What the values mean is the mappers' business, who asked for them the client's."""
+in its place. What the values mean is the mappers' business, what is asked for the reflector's; how the Status object of
+an ERROR event is read is `status.py`."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import sys
 import types
@@ -21,13 +21,13 @@ from msgspec import UNSET, Raw, UnsetType
 
 from trio_federation_kubernetes.errors import AnswerError, ApiError
 from trio_federation_kubernetes.resources import Key
+from trio_federation_kubernetes.status import Status
+from trio_federation_kubernetes.texts import one_line
 
 T = TypeVar("T")
 
 #: how much of a value that does not fit is kept, in characters
 _EXCERPT = 80
-#: how much of the server's own words is kept, in characters
-_LONGEST_MESSAGE = 500
 #: How deep an answer may be nested once it was found too deep for the decoder. No mapper reads anything near as deep.
 _DEEPEST = 100
 
@@ -68,6 +68,11 @@ class Misfit:
 
     #: the value as JSON, cut to a bounded length
     text: str
+
+    @classmethod
+    def of(cls, text: str) -> Misfit:
+        """The one for a value, given as JSON, that may be of any length."""
+        return cls(one_line(text, _EXCERPT))
 
     def __repr__(self) -> str:
         """The value as JSON, so that a log shows what the server said."""
@@ -167,7 +172,7 @@ class Decoder(Generic[T]):
             version = reach(self._item.read(event.object), "metadata", "resourceVersion")
             return Event(kind, resource_version=_text(version))
         if kind == "ERROR":
-            return Event(kind, error=_error(_STATUS.read(event.object)))
+            return Event(kind, error=_error(event.object))
         return Event(kind)
 
     def _carrying(self, kind: str, item: object) -> Event[T]:
@@ -213,29 +218,6 @@ class _RawPage(msgspec.Struct):
 class _RawEvent(msgspec.Struct):
     type: Raw = Raw(b"null")
     object: Raw = Raw(b"null")
-
-
-class _Cause(msgspec.Struct):
-    reason: str | None = None
-
-
-class _StatusDetails(msgspec.Struct):
-    causes: list[_Cause] | None = None
-    retryAfterSeconds: int | float | None = None
-
-
-class _StatusMetadata(msgspec.Struct, rename={"continue_token": "continue"}):
-    continue_token: str | None = None
-
-
-class _Status(msgspec.Struct):
-    """The object that says what went wrong."""
-
-    metadata: _StatusMetadata | None = None
-    code: int | None = None
-    reason: str | None = None
-    message: str | None = None
-    details: _StatusDetails | None = None
 
 
 _RAW_PAGE = msgspec.json.Decoder(_RawPage)
@@ -286,26 +268,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _error(status: object) -> ApiError:
-    """What the Status object of an ERROR event says, as far as it can be read."""
-    if not isinstance(status, _Status):
-        status = _Status()
-    details = status.details if isinstance(status.details, _StatusDetails) else _StatusDetails()
-    causes = details.causes if isinstance(details.causes, list) else []
-    code = status.code if isinstance(status.code, int) and 0 <= status.code <= 999 else 0
-    reason = _text(status.reason)[:_LONGEST_MESSAGE]
-    message = " ".join(_text(status.message)[:_LONGEST_MESSAGE].split())
-    retry_after = details.retryAfterSeconds
-    if not isinstance(retry_after, int | float) or not 0 <= retry_after < math.inf:
-        retry_after = None
-    return ApiError(
-        f"the API server ended the watch: {message or reason or 'it did not say why'} (code {code})",
-        code=code,
-        status_reason=reason,
-        message=message,
-        retry_after=retry_after,
-        continue_token=_text(getattr(status.metadata, "continue_token", "")),
-        causes=tuple(_text(cause.reason) for cause in causes if isinstance(cause, _Cause) and _text(cause.reason)),
+def _error(raw: Raw) -> ApiError:
+    """What the object of an ERROR event says."""
+    said = Status.of_event(bytes(raw).decode("utf-8", "replace"))
+    return said.error(
+        f"the API server ended the watch: {said.message or said.reason or 'it did not say why'} (code {said.code})"
     )
 
 
@@ -434,12 +401,7 @@ def _shape(kind: Any) -> _Shape:
 
 
 def _misfit(raw: Raw) -> Misfit:
-    data = memoryview(raw)
-    # no more than four bytes make a character
-    text = " ".join(bytes(data[: 4 * _EXCERPT]).decode("utf-8", "replace").split())
-    text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    return Misfit(text if len(text) <= _EXCERPT and len(data) <= 4 * _EXCERPT else f"{text[: _EXCERPT - 1]}…")
+    return Misfit.of(bytes(raw).decode("utf-8", "replace"))
 
 
 _TEXT = _Shape(str)
-_STATUS = _StructShape(_Status, _Status)

@@ -32,7 +32,7 @@ class UnreachableError(KubernetesError):
 
 
 class AnswerError(KubernetesError):
-    """The API server's answer makes no sense: no JSON, or JSON of another shape."""
+    """The API server's answer makes no sense: no JSON, or JSON of another shape, a redirect, no end, a bad packing."""
 
     reason = "answer"
 

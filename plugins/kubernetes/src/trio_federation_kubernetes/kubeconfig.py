@@ -1,6 +1,6 @@
 """How an API server is found and reached: kubeconfig files, read, merged and understood as kubectl does it, and a pod's
-service account. All of it comes to one `access.Access`. Files are read here once, at the start, and synchronously, as
-they are small and local; what has to be read again later is `credentials.py`.
+service account. All of it comes to one `access.Access`. Files are read synchronously, as they are small and local. When
+to read them again is `connection.py`'s business; what only a credential has to read again is `credentials.py`'s.
 
 Where this differs from kubectl, it refuses what kubectl lets pass without a word: no context, cluster or user is
 assumed that no file has. And it does less: auth-provider and impersonation are refused, and nobody is asked for a
@@ -25,6 +25,7 @@ import yaml
 from trio_federation_kubernetes.access import Access, Credential
 from trio_federation_kubernetes.credentials import ClusterInfo, ExecPlugin, Fixed, NoCredential, Plugin, TokenFile
 from trio_federation_kubernetes.errors import CredentialError, KubeconfigError
+from trio_federation_kubernetes.resources import is_namespace
 
 try:
     from yaml import CSafeLoader as _SafeLoader
@@ -48,14 +49,13 @@ _MOST_NAMES = 10
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 #: the name of the extension of a cluster that is meant for exec plugins
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 
 _T = TypeVar("_T")
 
 
-# --- What is in a file. As in Go, null is as good as nothing everywhere, and keys that nobody knows do not matter.
+# --- what is in a file; as in Go, null is as good as nothing everywhere, and keys that nobody knows do not matter
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +156,7 @@ class _File(_Said, frozen=True, kw_only=True, rename="kebab"):
     contexts: list[_NamedContext | None] | None = None
 
 
-# --- What files come to.
+# --- what files come to
 
 
 class Entry(NamedTuple, Generic[_T]):
@@ -223,7 +223,7 @@ def find(
     return access(merge(there), context, environment, clock=clock, wall=wall)
 
 
-# --- The service account of a pod.
+# --- the service account of a pod
 
 
 def in_cluster(
@@ -267,7 +267,7 @@ def _missing_of_pod(environment: Mapping[str, str], service_account: Path) -> st
     return None if token.is_file() else f"there is no {token}"
 
 
-# --- Reading a file.
+# --- reading a file
 
 
 def read(path: Path) -> Kubeconfig | None:
@@ -344,7 +344,7 @@ def _explained(text: str, document: dict[str, Any]) -> str:
     return f"{path}: {fault[0].lower()}{fault[1:]}{advice}"
 
 
-# --- YAML, as Go's reader in kubectl understands it.
+# --- YAML, as Go's reader in kubectl understands it
 
 
 class _Loader(_SafeLoader):
@@ -483,7 +483,7 @@ def _check_size(text: str, path: Path) -> None:
             raise KubeconfigError(f"{path}: has more than {MOST_LEVELS} levels; is it the right file?")
 
 
-# --- Merging files, and choosing from them.
+# --- merging files, and choosing from them
 
 
 def merge(kubeconfigs: Iterable[Kubeconfig]) -> Kubeconfig:
@@ -670,7 +670,7 @@ def _proxy(text: str | None, place: str) -> str | None:
 
 
 def _namespace(text: str, place: str) -> str:
-    if text and not _LABEL.fullmatch(text):
+    if text and not is_namespace(text):
         raise KubeconfigError(f"{place}: is no name of a namespace (at most 63 of a-z, 0-9 and -)")
     return text or "default"
 
@@ -777,7 +777,7 @@ def _cluster_info(cluster: Cluster, ca: bytes | None) -> ClusterInfo:
     )
 
 
-# --- Files and data that a kubeconfig names or holds.
+# --- files and data that a kubeconfig names or holds
 
 
 def _beside(file: Path, reference: str) -> Path:

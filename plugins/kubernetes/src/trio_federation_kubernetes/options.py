@@ -15,12 +15,14 @@ from msgspec import Meta
 
 from trio_federation_kubernetes.errors import KubeconfigError
 from trio_federation_kubernetes.paths import Path, PathError, parse
-from trio_federation_kubernetes.resources import Resource
+from trio_federation_kubernetes.resources import Resource, is_namespace
+from trio_federation_kubernetes.texts import quoted
 
 #: objects that are asked for at once where nothing else is said; what kubectl asks for
 DEFAULT_PAGE_SIZE = 500
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+#: RFC 1123, as the names of API groups are; the bound is that of the whole, as in the API server
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 #: RFC 1035, as the names of versions and resources are
 _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
@@ -57,16 +59,16 @@ class ConnectionOptions(_Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         seen: dict[str, int] = {}
         for index, namespace in enumerate(self.namespaces or ()):
-            if not re.fullmatch(_LABEL, namespace) or len(namespace) > 63:
+            if not is_namespace(namespace):
                 text = "no lower-case RFC 1123 label (at most 63 characters), so it cannot be a namespace"
-                raise ValueError(f"namespaces[{index}] {_shown(namespace)} is {text}")
+                raise ValueError(f"namespaces[{index}] {quoted(namespace)} is {text}")
             if namespace in seen:
                 raise ValueError(f"namespaces[{index}] {namespace!r} is there twice, first as [{seen[namespace]}]")
             seen[namespace] = index
         if self.kubeconfig is not None and self.kubeconfig.startswith("~") and self.kubeconfig[1:2] not in ("", "/"):
             raise ValueError("kubeconfig names the home of another user; write the whole path instead of ~NAME")
         if (fault := selector_fault(self.label_selector)) is not None:
-            raise ValueError(f"label_selector {_shown(self.label_selector)}: {fault}")
+            raise ValueError(f"label_selector {quoted(self.label_selector)}: {fault}")
 
     def kubeconfig_path(self, base_dir: FilePath, environment: Mapping[str, str]) -> FilePath | None:
         """Where the named kubeconfig is: below HOME where it begins with "~", else relative to `base_dir`; None where
@@ -77,7 +79,7 @@ class ConnectionOptions(_Table, frozen=True, kw_only=True):
             return base_dir / self.kubeconfig
         if not (home := environment.get("HOME")):
             raise KubeconfigError(
-                f"kubeconfig {_shown(self.kubeconfig)}: the environment has no HOME; write the whole path"
+                f"kubeconfig {quoted(self.kubeconfig)}: the environment has no HOME; write the whole path"
             )
         return FilePath(home) / self.kubeconfig[1:].lstrip("/")
 
@@ -218,7 +220,7 @@ class CrdOptions(ConnectionOptions, frozen=True, kw_only=True):
         return Resource(self.group, self.version, self.resource)
 
 
-# Label selectors, as the API server parses them (k8s.io/apimachinery/pkg/labels).
+# --- label selectors, as the API server parses them (k8s.io/apimachinery/pkg/labels)
 
 _TOKEN = re.compile(r"[ \t\r\n]*(==|!=|[=!<>(),]|[^ \t\r\n=!<>(),]+)")
 _SYMBOLS = frozenset(["==", "!=", "=", "!", "<", ">", "(", ")", ","])
@@ -328,7 +330,7 @@ class _Selector:
 
     def _fault(self, text: str) -> NoReturn:
         token, position = self._tokens[self._index]
-        raise _SelectorFault(f"position {position}: {text}, got {_shown(token) if token else 'the end'}")
+        raise _SelectorFault(f"position {position}: {text}, got {quoted(token) if token else 'the end'}")
 
 
 _LABEL_PART_RULE = "1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
@@ -336,7 +338,3 @@ _LABEL_PART_RULE = "1 to 63 letters, digits, '-', '_' and '.', with a letter or 
 
 def _is_label_part(text: str) -> bool:
     return len(text) <= 63 and _LABEL_PART.fullmatch(text) is not None
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 100 else f"{text[:99]}…")

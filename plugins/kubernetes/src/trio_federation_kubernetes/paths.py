@@ -1,6 +1,6 @@
 """The way to one value in an object of the Kubernetes API, as an operator writes it: `status.free`,
-`metadata.labels['example.com/pool']`, `status.pools[0].free`. Here are its grammar, and how it is followed in an object
-that has been decoded; pure. What is read by such paths is `table.py`, whether a resource has them at all `schema.py`.
+`metadata.labels['example.com/pool']`, `status.pools[0].free`. Here is its grammar; pure. What is read by such paths is
+`table.py`, whether a resource has them at all `schema.py`.
 
 The grammar: names joined by dots; `['…']` or `["…"]` around a name of any characters; `[0]` for an item of a list. A
 backslash takes the next character as it is. What kubectl's `-o jsonpath` and `-o custom-columns` accept around a path
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, NoReturn
+from typing import NoReturn
+
+from trio_federation_kubernetes.texts import quoted
 
 #: the most steps that a path may have
 MOST_STEPS = 64
@@ -24,16 +25,6 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _PLAIN = re.compile(r"[\w/-]")
 _DIGITS = re.compile(r"[0-9]+")
 _SPACE_AROUND = re.compile(r"\A\s|\s\Z")
-
-
-class Nothing(Enum):
-    """The type of `MISSING`."""
-
-    MISSING = "nothing"
-
-
-#: what a path leads to where an object does not have it
-MISSING: Final = Nothing.MISSING
 
 
 class PathError(ValueError):
@@ -58,17 +49,6 @@ class Path:
             else:
                 text += f"[{step}]"
         return text
-
-    def get(self, document: object) -> object:
-        """The JSON value that stands there, or MISSING where it, or anything on the way, is absent, null, or not the
-        object or the list that the path would have it. Never raises, whatever the document is."""
-        value = document
-        for step in self.steps:
-            if isinstance(step, str):
-                value = value.get(step, MISSING) if isinstance(value, dict) else MISSING
-            else:
-                value = value[step] if isinstance(value, list) and step < len(value) else MISSING
-        return value
 
 
 def parse(text: str) -> Path:
@@ -202,5 +182,4 @@ class _Parser:
         return repr(self._next()) if self._at < self._end else "the end"
 
     def _fault(self, text: str) -> NoReturn:
-        shown = self._text if len(self._text) <= 100 else f"{self._text[:99]}…"
-        raise PathError(f"{shown!r}, position {self._at + 1}: {text}")
+        raise PathError(f"{quoted(self._text)}, position {self._at + 1}: {text}")

@@ -1,6 +1,6 @@
-"""Which proxy stands between us and an API server, if any, by the rules that kubectl goes by: those of Go's HTTP
-library for HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Pure: environment in, address out. What the kubeconfig's own proxy-url
-says comes before all of this, and is the client's business."""
+"""Which proxy stands between us and an API server, if any, by the rules that kubectl goes by: the one that a kubeconfig
+names, else those of Go's HTTP library for HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Pure: environment in, address out. Who
+connects through it is `client.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 import httpx
 
+from trio_federation_kubernetes.access import Access
 from trio_federation_kubernetes.errors import KubernetesError
 
 _VARIABLES = {"https": ("HTTPS_PROXY", "https_proxy"), "http": ("HTTP_PROXY", "http_proxy")}
@@ -18,6 +19,30 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 #: "host:port", "[address]:port"; what else holds a colon or a bracket is taken as it is, as a host
 _WITH_PORT = re.compile(r"\[(?P<address>[^][]*)\]:(?P<port>[^][:]*)|(?P<host>[^][:]*):(?P<host_port>[^][:]*)")
+
+
+def proxy_of(access: Access, environment: Mapping[str, str]) -> httpx.URL | None:
+    """The proxy for connections to the server of `access`: its own, else the one that `proxy_for` finds; None for a
+    direct connection.
+
+    Raises KubernetesError where it cannot be used, and where `proxy_for` does; its text does not hold an address."""
+    source = "proxy-url" if access.proxy else "the environment's proxy"
+    try:
+        address = access.proxy or proxy_for(access.server, environment)
+    except KubernetesError as error:
+        raise KubernetesError(f"{access.name}: {error}") from error
+    if address is None:
+        return None
+    url = _parsed(address)
+    if url is None:
+        raise KubernetesError(f"{access.name}: {source} is no address; write it as http://host:port")
+    if url.scheme not in ("http", "https"):
+        raise KubernetesError(
+            f"{access.name}: {source} is a {url.scheme[:20]!r} proxy, which is not supported; use an http or https one"
+        )
+    if not url.host:
+        raise KubernetesError(f"{access.name}: {source} names no host; write it as http://host:port")
+    return url
 
 
 def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:

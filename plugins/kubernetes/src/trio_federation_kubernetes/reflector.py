@@ -94,9 +94,9 @@ class Happening(Enum):
     TOO_LARGE = "504, too large resource version"
     BUSY = "429 or 5xx"
     UNREACHABLE = "no answer, or no credential"
-    #: the version or the page was kept after each of them
     #: of ENDED_SILENT
     SILENT = f"{MOST_SILENT} silent watches in a row"
+    #: the version or the page was kept after each of them
     FRUITLESS = f"{PATIENCE} tries in a row that bring nothing"
     REFUSED = "any other refusal"
     UNREADABLE = "an answer that makes no sense"

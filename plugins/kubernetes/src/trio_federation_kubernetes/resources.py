@@ -1,8 +1,9 @@
 """The small types that the rooms of this plugin hand to each other: which resource is meant, which object of it, and
-what a record of capacity is before the clock has been looked at. No rules and no I/O."""
+what a record of capacity is before the clock has been looked at. No I/O, and no rules but those of names."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -10,6 +11,13 @@ from trio_federation import Capacity
 
 #: (namespace, name) of an object
 Key: TypeAlias = tuple[str, str]
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_namespace(name: str) -> bool:
+    """Whether a namespace can have this name: a lower-case RFC 1123 label of at most 63 characters."""
+    return _LABEL.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

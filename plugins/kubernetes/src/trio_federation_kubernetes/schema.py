@@ -78,7 +78,7 @@ def _wanted(name: str) -> frozenset[str]:
     return _TEXT_TYPES if name in _TEXTS else _FLAG_TYPES if name in _FLAGS else _COUNT_TYPES
 
 
-# Where the resource is in the document.
+# --- where the resource is in the document
 
 #: group, version and kind
 _Kind = tuple[str, str, str]
@@ -117,7 +117,7 @@ def _mapping(value: object) -> Mapping[object, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-# What a schema says. A part is a schema without what it refers to; all parts of a value hold at once.
+# --- what a schema says: a part is a schema without what it refers to; all parts of a value hold at once
 
 _Part = Mapping[object, object]
 _Parts = list[_Part]
@@ -221,7 +221,7 @@ def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-# For people.
+# --- for people
 
 
 def _words(types: Iterable[str]) -> str:

@@ -25,8 +25,6 @@ _Scalar: TypeAlias = bool | int | float | str | None
 _DIGITS = re.compile(r"[0-9]{1,20}")
 #: Characters that are kept of a text; no name that is longer is good.
 _LONGEST_TEXT = 300
-#: and of a value that is none for its field, to be shown
-_EXCERPT = 80
 
 
 class TableMapper:
@@ -134,11 +132,10 @@ def _sum(one: object, other: object) -> object:
 
 
 def _misfit(value: object) -> Misfit:
-    text = msgspec.json.encode(value if not isinstance(value, str) else value[:_EXCERPT]).decode()
-    return Misfit(text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 1]}…")
+    return Misfit.of(msgspec.json.encode(value).decode())
 
 
-# From paths to what is decoded.
+# --- from paths to what is decoded
 
 #: how a value is reached in a decoded object: names of attributes, and numbers of items
 _Way: TypeAlias = tuple[str | int, ...]

@@ -9,10 +9,11 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trio_federation_kubernetes.access import Access
 from trio_federation_kubernetes.errors import KubeconfigError
+from trio_federation_kubernetes.failures import tls_words
 
 
 def ssl_context(access: Access, client_certificate: tuple[bytes, bytes] | None = None) -> ssl.SSLContext:
@@ -97,7 +98,7 @@ def _trust(context: ssl.SSLContext, access: Access) -> None:
         context.load_verify_locations(cadata=access.ca.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
         raise KubeconfigError(
-            f"{access.name}: certificate-authority holds no readable PEM certificates ({_reason(error)})"
+            f"{access.name}: certificate-authority holds no readable PEM certificates ({tls_words(error)})"
         ) from error
 
 
@@ -108,7 +109,7 @@ def _identify(context: ssl.SSLContext, access: Access, chain: bytes, key: bytes)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=chain.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
         raise KubeconfigError(
-            f"{access.name}: client-certificate is no readable PEM certificate ({_reason(error)})"
+            f"{access.name}: client-certificate is no readable PEM certificate ({tls_words(error)})"
         ) from error
 
     def refuse() -> NoReturn:
@@ -122,7 +123,7 @@ def _identify(context: ssl.SSLContext, access: Access, chain: bytes, key: bytes)
         fault = (
             "does not belong to client-certificate"
             if error.reason == "KEY_VALUES_MISMATCH"
-            else f"is no readable PEM key ({_reason(error)})"
+            else f"is no readable PEM key ({tls_words(error)})"
         )
         raise KubeconfigError(f"{access.name}: client-key {fault}") from error
     except OSError as error:
@@ -156,9 +157,3 @@ def _as_file(content: bytes) -> Iterator[str]:
 def _write(descriptor: int, content: bytes) -> None:
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
-
-
-def _reason(error: Exception) -> str:
-    """The TLS library's own words: "no start line", "bad base64 decode"."""
-    reason: Any = getattr(error, "reason", None)
-    return str(reason).replace("_", " ").lower() if reason else str(error)
