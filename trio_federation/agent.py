@@ -338,7 +338,9 @@ class Agent:
         async for batch in self._at_intake:
             now, source = self._clock(), batch.source
             if isinstance(batch, Collected):
-                for update in self._truth.collecting(source, batch.records, batch.observed_at, now, batch.reports):
+                for update in self._truth.collecting(
+                    source, batch.records, batch.observed_at, now, batch.reports, unknown=batch.unknown
+                ):
                     self._take(source, update)
                     # A cluster of ten thousand envs must not keep streams and scrapes waiting.
                     await trio.lowlevel.checkpoint()

@@ -6,7 +6,7 @@ configuration, and run by the agent. How plugins are found and kept apart is `pl
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -87,7 +87,8 @@ class CapacitySource(_Lifecycle, abc.ABC):
 
     @abc.abstractmethod
     async def collect(self) -> Sequence[Capacity]:
-        """The whole truth now: every record of this source, and no other. What is missing from it is withdrawn at once.
+        """The whole truth now: every record of this source, and no other. What is missing from it is withdrawn at once,
+        but for what is in `unknown_namespaces()`.
 
         `observed_at` None means that the record was true when the call began. Raise, rather than leave records out,
         when the truth is not known: a failed collect withdraws nothing."""
@@ -103,6 +104,12 @@ class CapacitySource(_Lifecycle, abc.ABC):
 
         While it answers False its records are not refreshed, and age out. The default, True, is right for polling."""
         return True
+
+    def unknown_namespaces(self) -> Collection[str]:
+        """Namespaces that the last `collect()` has said nothing of, because nothing is known of them at this moment:
+        what was told of them before is not withdrawn, and ages out. Asked right after each `collect()`. For a source
+        whose parts can fail one by one; where nothing at all is known, `collect()` raises."""
+        return ()
 
     def troubles(self) -> Sequence[Trouble]:
         """What keeps it, at this moment, from telling everything, in an order that stays: a right that is missing, a

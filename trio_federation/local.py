@@ -73,11 +73,14 @@ class LocalTruth:
         observed_at: float,
         now: float,
         reports: Reports | None = None,
+        *,
+        unknown: Collection[str] = (),
     ) -> Update:
-        """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn. What
-        it has pushed since then is newer, and stands. `reports`: what others may know of it."""
+        """A source has told its whole truth, which was true at `observed_at`: what it no longer has is withdrawn, but
+        for what is in `unknown` namespaces, of which it has said nothing. What it has pushed since then is newer, and
+        stands. `reports`: what others may know of it."""
         whole = Update()
-        for part in self.collecting(source, records, observed_at, now, reports):
+        for part in self.collecting(source, records, observed_at, now, reports, unknown=unknown):
             whole.samples += part.samples
             whole.news += part.news
             whole.refused += part.refused
@@ -90,6 +93,8 @@ class LocalTruth:
         observed_at: float,
         now: float,
         reports: Reports | None = None,
+        *,
+        unknown: Collection[str] = (),
     ) -> Iterator[Update]:
         """Like `collected`, in steps of at most SLICE records each, between which others may have their turn. It is to
         be gone through to its end before anything else is told of this source."""
@@ -111,6 +116,8 @@ class LocalTruth:
                 yield update
                 update = Update()
         for identity in [identity for identity in held if identity not in seen and identity not in pushed]:
+            if identity[1] in unknown:
+                continue
             self._drop(source, identity, origin, now, update)
             if len(update.samples) >= SLICE:
                 yield update

@@ -15,7 +15,7 @@ import inspect
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,8 @@ _REASON = re.compile(r"[a-z][a-z_]{0,39}")
 #: How many characters of what it says about one are shown.
 _LONGEST_DETAIL = 1000
 
+#: Seconds between two questions to a source that pushes whether it can vouch again for what it has pushed.
+NOT_LIVE_INTERVAL = 1.0
 #: Seconds that one source or sink gets to let go of what it holds.
 CLOSE_DEADLINE = 1.0
 #: Seconds before a source or sink that could not be made, or has ended, is made again: at first, and at most.
@@ -60,6 +62,8 @@ class Collected(NamedTuple):
     records: Sequence[Capacity]
     observed_at: float
     reports: Reports | None
+    #: namespaces that it says nothing of
+    unknown: Collection[str] = ()
 
 
 class Pushed(NamedTuple):
@@ -250,6 +254,8 @@ class _Life:
         interval = runner.settings.report_interval
         self._collect_backoff = Backoff(runner.generator, first=interval, longest=LONGEST, least=0.5)
         self._push_backoff = Backoff(runner.generator, first=interval, longest=LONGEST, least=0.5)
+        #: what it said last of whether it can vouch for what it has pushed
+        self._live = True
         #: since when there has been an iterator of changes; None while there is none
         self._pushing_since: float | None = None
 
@@ -270,7 +276,10 @@ class _Life:
                 await trio.sleep(delay)
 
     def _interval(self, settings: Federation) -> float:
-        return settings.report_interval if self._pushing_since is None else settings.resync_interval
+        if self._pushing_since is None:
+            return settings.report_interval
+        # One that could not vouch for what it has is asked again soon: once it can, each second counts.
+        return settings.resync_interval if self._live else min(NOT_LIVE_INTERVAL, settings.resync_interval)
 
     async def _collect(self, began: float, nursery: trio.Nursery) -> str | None:
         """Ask once. Returns why that failed; None where the source has told what it has, or that it cannot vouch for
@@ -279,20 +288,23 @@ class _Life:
         asked_at = clock()
         deadline = runner.settings.ttl / 2
         records: tuple[Capacity, ...] | None = None
+        unknown: frozenset[str] = frozenset()
         try:
             live, troubles = _yes_or_no(self._source.is_live()), _troubles(self._source.troubles())
+            self._live = live
             self._line.tell(self._account.troubled, troubles, live, asked_at + self._interval(runner.settings))
             if not live:
                 return None
             with given_up_after(nursery, deadline, deaf=partial(self._line.tell, self._account.failed, "collect")):
                 records = _listed(await self._source.collect(), "collect() returned")
+                unknown = _namespaces(self._source.unknown_namespaces())
         except BaseException as error:
             return failure_text(error)
         if records is None:
             return f"no answer within {deadline:g} s"
         took = trio.current_time() - began
         reports = self._filters.reports(records)
-        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports))
+        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports, unknown))
         self._line.tell(self._account.collected, took, len(records), asked_at + self._interval(runner.settings))
         if self._pushing_since is not None and began - self._pushing_since >= runner.settings.ttl / 2:
             self._pushing_works()  # also where there was nothing to push
@@ -341,6 +353,16 @@ def _yes_or_no(answer: object) -> bool:
     if inspect.iscoroutine(answer):
         answer.close()
     raise PluginError(f"is_live() returned a {type(answer).__name__}; make it a plain function that returns a bool")
+
+
+def _namespaces(answer: object) -> frozenset[str]:
+    """What unknown_namespaces() said. Raises PluginError where that is nothing of the kind."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+    if isinstance(answer, Collection) and not isinstance(answer, str) and all(isinstance(each, str) for each in answer):
+        return frozenset(answer)
+    what = type(answer).__name__
+    raise PluginError(f"unknown_namespaces() returned a {what}; make it a plain function that returns a set of names")
 
 
 def _troubles(answer: object) -> tuple[Trouble, ...]:

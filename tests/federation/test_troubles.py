@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -24,16 +25,25 @@ class TroubledSource(CapacitySource):
     def __init__(self) -> None:
         self.said: Any = ()
         self.live = True
+        self.unknown: Any = ()
+        self.namespaces = ["agents"]
+        #: when it was asked whether it is live
+        self.asked: list[float] = []
 
     async def collect(self) -> Sequence[Capacity]:
-        return [Capacity("west", "agents", "python", "p", idle=1)]
+        return [Capacity("west", namespace, "python", "p", idle=1) for namespace in self.namespaces]
 
     async def changes(self) -> AsyncIterator[Sequence[Change]]:
         await trio.sleep_forever()
         yield ()
 
     def is_live(self) -> bool:
+        self.asked.append(trio.current_time())
         return self.live
+
+    def unknown_namespaces(self) -> Collection[str]:
+        unknown: Collection[str] = self.unknown
+        return unknown
 
     def troubles(self) -> Sequence[Trouble]:
         said: Sequence[Trouble] = self.said
@@ -70,7 +80,9 @@ async def troubles_exported(agent: Agent) -> dict[str, float]:
     return found
 
 
-async def test_what_troubles_a_source_shows_until_it_is_over(troubled: tuple[TroubledSource, Agent]) -> None:
+async def test_what_troubles_a_source_shows_until_it_is_over(
+    troubled: tuple[TroubledSource, Agent], autojump_clock: MockClock
+) -> None:
     """In its state, in the error and in a metric; the records that it tells are as good as ever."""
     source, agent = troubled
     assert shown(agent)["state"] == "live"
@@ -91,7 +103,9 @@ async def test_what_troubles_a_source_shows_until_it_is_over(troubled: tuple[Tro
     assert await troubles_exported(agent) == {"forbidden": 0, "not_found": 0}
 
 
-async def test_a_source_that_is_not_live_says_why(troubled: tuple[TroubledSource, Agent]) -> None:
+async def test_a_source_that_is_not_live_says_why(
+    troubled: tuple[TroubledSource, Agent], autojump_clock: MockClock
+) -> None:
     """One line, with the reason in it; and its records run out."""
     source, agent = troubled
     source.live, source.said = False, [Trouble("unreachable", "10.0.0.1:6443 does not answer")]
@@ -115,10 +129,63 @@ async def test_a_source_that_is_not_live_says_why(troubled: tuple[TroubledSource
         ([Trouble("Not a word", "x")], "the reason 'Not a word'"),
     ],
 )
-async def test_troubles_that_are_none(troubled: tuple[TroubledSource, Agent], said: object, fault: str) -> None:
+async def test_troubles_that_are_none(
+    troubled: tuple[TroubledSource, Agent], said: object, fault: str, autojump_clock: MockClock
+) -> None:
     """A mistake in a plugin is its failure, by name."""
     source, agent = troubled
     source.said = said
     await trio.sleep(11)
     assert shown(agent)["state"] == "failing"
     assert fault in shown(agent)["last_error"]["text"]
+
+
+def namespaces(agent: Agent) -> list[str]:
+    """Of what the agent itself knows."""
+    return [record.namespace for record in agent.registry.snapshot()]
+
+
+async def test_what_is_in_an_unknown_namespace_is_not_withdrawn(
+    troubled: tuple[TroubledSource, Agent], autojump_clock: MockClock
+) -> None:
+    """It ages out: that nothing is known of a namespace does not mean that nothing is there."""
+    source, agent = troubled
+    source.namespaces = ["a", "b", "c"]
+    await trio.sleep(10)
+    assert namespaces(agent) == ["a", "b", "c"]
+    source.namespaces, source.unknown = ["a"], {"b"}
+    await trio.sleep(10)
+    assert namespaces(agent) == ["a", "b"], "c is withdrawn: the source knows that nothing is there"
+    await trio.sleep(10)
+    assert namespaces(agent) == ["a", "b"]
+    await trio.sleep(15)
+    assert namespaces(agent) == ["a"]
+    source.namespaces, source.unknown = ["a", "b"], ()
+    await trio.sleep(10)
+    assert namespaces(agent) == ["a", "b"]
+
+
+@pytest.mark.parametrize("said", [None, "agents", [1]])
+async def test_unknown_namespaces_that_are_none(
+    troubled: tuple[TroubledSource, Agent], said: object, autojump_clock: MockClock
+) -> None:
+    source, agent = troubled
+    source.unknown = said
+    await trio.sleep(11)
+    assert "unknown_namespaces() returned a" in shown(agent)["last_error"]["text"]
+    assert namespaces(agent) == ["agents"]
+
+
+async def test_a_source_that_is_not_live_is_asked_again_each_second(
+    troubled: tuple[TroubledSource, Agent], autojump_clock: MockClock
+) -> None:
+    """Its records run out meanwhile, so it must not wait for the next resync once it can vouch for them again."""
+    source, _ = troubled
+    source.live = False
+    await trio.sleep(20)
+    waited = [after - before for before, after in pairwise(source.asked[-8:])]
+    assert waited == pytest.approx([1.0] * 7, abs=0.1)
+    source.live = True
+    await trio.sleep(30)
+    waited = [after - before for before, after in pairwise(source.asked[-3:])]
+    assert waited == pytest.approx([10.0, 10.0], abs=0.1)

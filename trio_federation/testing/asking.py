@@ -228,6 +228,14 @@ class Bench:
             self.too_late(call)
         if call.error is not None:
             self.raised(Rule.ANSWER, call)
+        unknown = self.now(Rule.ANSWER, "unknown_namespaces()", subject.source.unknown_namespaces)
+        if isinstance(unknown, str) or not isinstance(unknown, Collection):
+            discard(unknown)
+            broken(
+                Rule.ANSWER,
+                f"unknown_namespaces() has returned {shown(unknown)}",
+                "make it a plain function, not an async one, that returns a set of names, an empty one for none",
+            )
         return self.records(call)
 
     async def collect_at_once(
