@@ -25,9 +25,10 @@ from trio_federation_kubernetes.reflector import (
     LEAST_PAUSE,
     LONGEST_PAUSE,
     LONGEST_RETRY_AFTER,
-    MOST_SILENT,
+    MOST_SILENCE,
     PATIENCE,
     SHORT_WATCH,
+    SILENCE_PER_PAGE,
     STEADY_WATCH,
     TABLE,
     WATCH_TIMEOUT,
@@ -150,11 +151,9 @@ def happen(reflector: Reflector[str], happening: Happening) -> None:
             reflector.event(Event("BOOKMARK"))
             reflector.ended(100.0 if happening is Happening.ENDED else 0.4)
         case Happening.ENDED_SILENT:
-            reflector.ended(100.0)
+            reflector.ended(SILENCE_PER_PAGE - 1)
         case Happening.SILENT:
-            for _ in range(MOST_SILENT):
-                reflector.request()
-                reflector.ended(90.0)
+            reflector.ended(SILENCE_PER_PAGE)
         case Happening.ENDED_EMPTY:
             reflector.ended(0.4)
         case Happening.TOO_LARGE:
@@ -610,7 +609,7 @@ def test_watches_that_bring_something_are_resumed_for_ever() -> None:
         assert reflector.request().params()["resourceVersion"] == f"v{number}"
 
 
-@pytest.mark.parametrize("lasted, most", [(0.2, PATIENCE), (60.0, MOST_SILENT)])
+@pytest.mark.parametrize("lasted, most", [(0.2, PATIENCE), (SILENCE_PER_PAGE / 3, 3)])
 def test_watches_that_never_bring_anything_make_a_list_now_and_then(lasted: float, most: int) -> None:
     """A proxy that holds events back, or lets no watch through, must not freeze what is held."""
     reflector = brought_to(State.WATCHING)
@@ -627,6 +626,23 @@ def test_watches_that_never_bring_anything_make_a_list_now_and_then(lasted: floa
         assert (reflector.trouble is None) == (lasted > SHORT_WATCH), "quiet is no trouble"
         assert reflector.page(a_page("v2", "", P1)) == {P1: "old"}
         reflector.request()
+
+
+@pytest.mark.parametrize(
+    "objects, patience",
+    [(0, SILENCE_PER_PAGE), (2, SILENCE_PER_PAGE), (3, 2 * SILENCE_PER_PAGE), (1000, MOST_SILENCE)],
+)
+def test_the_larger_a_list_the_longer_silence_is_let_pass(objects: int, patience: float) -> None:
+    """So that what silence costs is a page in so many seconds, whatever the size."""
+    reflector: Reflector[str] = Reflector(page_size=2, random=Random(0))
+    reflector.request()
+    reflector.page(Page("v1", "", [(("ns", f"env-{number}"), "x") for number in range(objects)]))
+    reflector.request()
+    reflector.ended(patience - 2)
+    assert isinstance(reflector.request(), Watch)
+    reflector.ended(3)
+    assert isinstance(reflector.request(), ListPage)
+    assert reflector.pause() == 0
 
 
 def test_a_silent_watch_of_a_server_without_bookmarks_is_no_trouble() -> None:

@@ -150,11 +150,14 @@ class ApiClient:
 
     async def get(self, path: str, params: Mapping[str, str] | None = None, *, deadline: float = 10.0) -> Answer:
         """Asks for `path`, which starts with a slash, with these query parameters, and reads the whole answer, all
-        within `deadline` seconds.
+        within `deadline` seconds from when there is a credential. An exec plugin that hands one out has a deadline of
+        its own: a short one of ours would kill a slow one each time.
 
         Raises ApiError where the server says no, UnreachableError where there is no answer or not the whole of it,
         AnswerError where it is too large, or a redirect, CredentialError where there is none to sign with."""
         call = _Call(self._place(path), path, params or {}, "gzip")
+        self._check_open()
+        await self._signature(call)  # which is kept
         with trio.move_on_after(deadline):
             exchange = await self._ask(call)
             try:
@@ -195,10 +198,13 @@ class ApiClient:
 
     # --- one request, until its answer has begun
 
-    async def _ask(self, call: _Call, *, alone: bool = False) -> _Exchange:
-        """An exchange whose answer is a good one, to be closed by the caller; else raises what it was."""
+    def _check_open(self) -> None:
         if not self._open:
             raise RuntimeError("an ApiClient is used inside of its `async with` block")
+
+    async def _ask(self, call: _Call, *, alone: bool = False) -> _Exchange:
+        """An exchange whose answer is a good one, to be closed by the caller; else raises what it was."""
+        self._check_open()
         signature = await self._signature(call)
         exchange = await self._send(call, signature, alone=alone)
         if exchange.status == HTTPStatus.UNAUTHORIZED and self._secure:

@@ -97,17 +97,21 @@ class Connection:
         self, path: str, params: Mapping[str, str], *, deadline: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """As `ApiClient.stream`."""
-        async with self._client() as client, client.stream(path, params, deadline=deadline) as chunks:
+        opened = False
+        async with self._client(lambda: not opened) as client, client.stream(path, params, deadline=deadline) as chunks:
+            # Once it is open, its end says nothing against the access: whoever asks next will see.
+            opened = True
             yield chunks
 
     @asynccontextmanager
-    async def _client(self) -> AsyncIterator[Client]:
+    async def _client(self, counts: Callable[[], bool] = lambda: True) -> AsyncIterator[Client]:
+        """The client to use. `counts`: whether an error is one of the access."""
         holder = await self._current()
         holder.users += 1
         try:
             yield holder.client
         except KubernetesError as error:
-            if holder is self._holder and _may_be_mended(error):
+            if holder is self._holder and _may_be_mended(error) and counts():
                 self._doubtful = True
             raise
         finally:

@@ -160,9 +160,10 @@ class TokenFile:
         try:
             with self._path.open("rb") as file:
                 content = file.read(MOST_TOKEN_BYTES + 1)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: for a path that none can be
+            why = getattr(error, "strerror", None) or "no path"
             raise CredentialError(
-                f"{self._path}: the token cannot be read ({error.strerror}); put it there, and make it readable"
+                f"{self._path}: the token cannot be read ({why}); put it there, and make it readable"
             ) from error
         if len(content) > MOST_TOKEN_BYTES:
             raise CredentialError(f"{self._path}: more than {MOST_TOKEN_BYTES} bytes are no token; put just one there")

@@ -371,6 +371,8 @@ _FALSE = ("n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "
 _NULL = ("", "~", "null", "Null", "NULL")
 _INTEGER = re.compile(r"[-+]?(0[bB][01]+|0[oO]?[0-7]+|0[xX][0-9a-fA-F]+|0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+#: characters; Python refuses to read longer ones, and no field takes any
+_LONGEST_NUMBER = 1000
 _NO_NUMBER = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
@@ -379,6 +381,8 @@ def _number(text: str) -> int | float | str:
     if _NO_NUMBER.fullmatch(text):
         return float(text.replace(".", "", 1))
     plain = text if text.startswith(".") else text.replace("_", "")
+    if len(plain) > _LONGEST_NUMBER:
+        return text
     if _INTEGER.fullmatch(plain):
         digits = plain.lstrip("+-")
         octal = len(digits) > 1 and digits.isdigit() and digits[0] == "0"

@@ -41,9 +41,10 @@ WATCH_TIMEOUT = (240, 480)
 
 #: Seconds: after the first failure the pause is drawn from up to FIRST_PAUSE, after each further one from up to twice
 #: as much, up to LONGEST_PAUSE. The first is short enough that a restart of the server is hardly noticed, and the
-#: longest makes four requests a minute on average to one that stays away for hours, from each agent.
+#: longest is half of the usual TTL, so that a server that is back is heard of soon; to one that stays away for hours it
+#: makes eight requests a minute on average from each agent.
 FIRST_PAUSE = 0.8
-LONGEST_PAUSE = 30.0
+LONGEST_PAUSE = 15.0
 #: Seconds below which no pause is drawn. A draw from zero would now and then be no pause at all, and that in a row.
 LEAST_PAUSE = 0.2
 #: Seconds: a server that asks for more patience than this is asked again all the same.
@@ -59,9 +60,12 @@ STEADY_WATCH = 5.0
 #: fault lie with that version, nothing else would help, and where no watch works at all the lists keep the copy fresh.
 PATIENCE = 5
 
-#: Watches in a row that end and have brought nothing, not even a bookmark: then the list begins again, as no trouble.
-#: Where nothing at all happens to a resource, API servers send none, and this is one list in half an hour at most.
-MOST_SILENT = 20
+#: Seconds for which watches may bring nothing, not even a bookmark, for each page that the list had, and at most: then
+#: it begins again, as no trouble. Where nothing at all happens to a resource, API servers send no bookmarks, so this
+#: must not cost much: it is a page in so many seconds. What it bounds is how long a change stays unseen where something
+#: on the way holds events back.
+SILENCE_PER_PAGE = 85.0
+MOST_SILENCE = 1800.0
 
 #: Pages of one list: some million objects at the usual size of a page. What has more does not end.
 MOST_PAGES = 10_000
@@ -94,8 +98,7 @@ class Happening(Enum):
     TOO_LARGE = "504, too large resource version"
     BUSY = "429 or 5xx"
     UNREACHABLE = "no answer, or no credential"
-    #: of ENDED_SILENT
-    SILENT = f"{MOST_SILENT} silent watches in a row"
+    SILENT = f"the watch ends, and nothing has come for {SILENCE_PER_PAGE:g} s for each page of the list"
     #: the version or the page was kept after each of them
     FRUITLESS = f"{PATIENCE} tries in a row that bring nothing"
     REFUSED = "any other refusal"
@@ -422,8 +425,12 @@ class Reflector(Generic[T]):
         # would let both go on in a loop.
         self._failed_lists = 0
         self._failed_watches = 0
+        #: how many of the watches were told that their version is gone
+        self._expired_watches = 0
         self._fruitless = 0
-        self._silent = 0
+        #: seconds for which watches have brought nothing, and may
+        self._silent = 0.0
+        self._most_silence = MOST_SILENCE
         self._listed = False
         self._skipped = 0
         self._trouble: KubernetesError | None = None
@@ -511,6 +518,8 @@ class Reflector(Generic[T]):
         self._happened(Happening.LAST_PAGE)
         self._drop()
         self._position = version
+        pages = max(1, math.ceil(len(content) / self._page_size))
+        self._most_silence = min(MOST_SILENCE, pages * SILENCE_PER_PAGE)
         self._listed = True
         return content
 
@@ -557,8 +566,9 @@ class Reflector(Generic[T]):
             )
             self._happened(Happening.ENDED_EMPTY, nothing, lasted)
             return
-        self._silent += 1
-        self._happened(Happening.SILENT if self._silent >= MOST_SILENT else Happening.ENDED_SILENT, lasted=lasted)
+        self._silent += lasted
+        too_long = self._silent >= self._most_silence
+        self._happened(Happening.SILENT if too_long else Happening.ENDED_SILENT, lasted=lasted)
 
     def _fault(self, page: Page[T]) -> str:
         """Why a page leads nowhere, "" where it does not."""
@@ -594,7 +604,7 @@ class Reflector(Generic[T]):
     def _happened(self, happening: Happening, error: KubernetesError | None = None, lasted: float = 0.0) -> None:
         """One step of the table; what needs the page or the event itself is left to the caller."""
         if lasted >= STEADY_WATCH and self._state is State.WATCHING:
-            self._failed_watches = 0
+            self._failed_watches = self._expired_watches = 0
         next_state, effect, pause, _ = TABLE[self._state, happening]
         if effect is Effect.KEEP and not self._brought and happening is not Happening.ENDED_SILENT:
             self._fruitless += 1
@@ -607,7 +617,7 @@ class Reflector(Generic[T]):
             self._trouble = error
         if effect in (Effect.GATHER, Effect.REPLACE, Effect.APPLY, Effect.MOVE):
             self._trouble = None
-            self._fruitless = self._silent = 0
+            self._fruitless, self._silent = 0, 0.0
         if effect is Effect.REPLACE:
             self._failed_lists = 0
         if effect is Effect.DROP:
@@ -620,7 +630,7 @@ class Reflector(Generic[T]):
         self._position = self._version = ""
         self._gathered = {}
         self._tokens = {}
-        self._fruitless = self._silent = 0
+        self._fruitless, self._silent = 0, 0.0
 
     def _drawn(self, pause: Pause, lasted: float) -> float:
         """The seconds of a pause; counts the failure that it is for."""
@@ -634,8 +644,10 @@ class Reflector(Generic[T]):
         else:
             self._failed_lists += 1
             failures = self._failed_lists
-        if pause is Pause.SECOND and failures == 1:
-            return 0.0
+        if pause is Pause.SECOND:
+            self._expired_watches += 1
+            if self._expired_watches == 1:
+                return 0.0  # whatever has failed before: the server is there, and has said what it takes
         # The doubling ends where the bound is reached for sure, long before the numbers would get too large.
         bound = min(LONGEST_PAUSE, math.ldexp(FIRST_PAUSE, min(failures, 30) - 1))
         return self._random.uniform(LEAST_PAUSE, bound)

@@ -1,0 +1,612 @@
+"""A Kubernetes API server in memory, for trio's MockClock: namespaced objects of any resource, lists in pages, watches
+with events and bookmarks, a history that can be compacted, and faults on demand. It stands where a client would, so
+everything above the client is the real thing, and everything below it is made up here. Bytes are real, HTTP is not;
+that is `http_peer.py`. What is right is up to the tests."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import trio
+
+from trio_federation_kubernetes.client import Answer
+from trio_federation_kubernetes.errors import ApiError, KubernetesError, UnreachableError
+from trio_federation_kubernetes.resources import Key, Resource
+
+Kind: TypeAlias = Literal["list", "page", "watch", "probe", "openapi", "other"]
+#: what a watch does instead of what it should: yields bytes, and ends or raises
+Script: TypeAlias = Callable[["Request"], AsyncGenerator[bytes]]
+
+#: Seconds within which a request has to be answered with a status, whatever its deadline is.
+OPEN_DEADLINE = 10.0
+#: what Status objects say
+_REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that has come."""
+
+    #: seconds on the clock
+    at: float
+    kind: Kind
+    path: str
+    params: Mapping[str, str]
+    #: where it reads; None for all namespaces, and for what is no resource
+    namespace: str | None
+    #: the plural of the resource; "" for what is none
+    plural: str
+
+
+def refusal(
+    code: int,
+    message: str = "",
+    *,
+    reason: str | None = None,
+    retry_after: float | None = None,
+    continue_token: str = "",
+    causes: tuple[str, ...] = (),
+    where: str = "fake",
+) -> ApiError:
+    """What a client makes of an answer with this status."""
+    reason = _REASONS.get(code, "") if reason is None else reason
+    return ApiError(
+        f"{where}: {code} {reason}: {message or 'as the test wants it'}",
+        code=code,
+        status_reason=reason,
+        message=message,
+        retry_after=retry_after,
+        continue_token=continue_token,
+        causes=causes,
+    )
+
+
+class Fault:
+    """Something that requests meet instead of an answer."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        *,
+        error: Callable[[Request], KubernetesError] | None = None,
+        body: bytes | None = None,
+        times: float = math.inf,
+        namespace: str | None = None,
+        plural: str | None = None,
+    ) -> None:
+        self._kinds = kinds
+        self._namespace = namespace
+        self._plural = plural
+        #: raised; where there is none, and no body, the request hangs
+        self.error = error
+        #: answered, whatever was asked for
+        self.body = body
+        #: how many requests it still meets
+        self.times = times
+
+    def meets(self, request: Request) -> bool:
+        """Whether it is this request's turn; counts it."""
+        met = (
+            self.times > 0
+            and (not self._kinds or request.kind in self._kinds)
+            and self._namespace in (None, request.namespace)
+            and self._plural in (None, request.plural)
+        )
+        if met:
+            self.times -= 1
+        return met
+
+    def end(self) -> None:
+        """It meets nothing any more."""
+        self.times = 0
+
+
+@dataclass
+class Change:
+    """A change of an object, as the history of the server has it."""
+
+    type: str
+    resource: Resource
+    key: Key
+    #: as it is afterwards, or was last
+    object: dict[str, Any]
+
+
+@dataclass
+class _Paging:
+    """Where a list under way stands."""
+
+    version: str
+    rest: list[dict[str, Any]]
+
+
+@dataclass(eq=False)
+class OpenWatch:
+    """A watch that is open."""
+
+    request: Request
+    resource: Resource
+    #: up to where in the history it has told everything
+    position: int
+    selector: Mapping[str, str]
+    ends_at: float
+    next_bookmark: float
+    #: nothing comes any more, and nothing breaks
+    silent: bool = False
+    #: it ends: cleanly, or (an error) not
+    ends: bool = False
+    error: KubernetesError | None = None
+    #: bytes to be sent as they are
+    raw: list[bytes] = field(default_factory=list)
+    news: trio.Event = field(default_factory=trio.Event)
+
+    def wake(self) -> None:
+        """Something has happened to it."""
+        self.news.set()
+
+
+class FakeServer:
+    """An API server.
+
+    `wall_offset`: add it to the clock to get the server's Unix time. `latency`: seconds that each answer takes.
+    `bookmark_interval`: seconds; inf for a server that sends none. Versions and tokens are words that say nothing of
+    their order."""
+
+    def __init__(
+        self,
+        *resources: Resource,
+        wall_offset: float = 1.8e9,
+        latency: float = 0.01,
+        bookmark_interval: float = 60.0,
+        seed: int = 0,
+    ) -> None:
+        self.wall_offset = wall_offset
+        self.latency = latency
+        self.bookmark_interval = bookmark_interval
+        self.requests: list[Request] = []
+        self.watches: list[OpenWatch] = []
+        self.faults: list[Fault] = []
+        #: nothing is answered any more, and what is open falls silent
+        self.black_hole = False
+        #: how the end of an old version is told to a watch
+        self.gone_as: Literal["event", "status"] = "event"
+        #: how often a continue token is found to have expired, from now on
+        self.tokens_expire: float = 0
+        #: how a watch's bytes are cut into chunks
+        self.chunking: Callable[[bytes], Iterable[bytes]] = lambda data: (data,)
+        #: by path
+        self.openapi: dict[str, Any] = {}
+        self._resources = {resource.plural: resource for resource in resources}
+        self._scripts: list[tuple[Script, float]] = []
+        self._random = Random(seed)
+        self._objects: dict[Resource, dict[Key, dict[str, Any]]] = {}
+        self._history: list[Change] = []
+        #: the words for the places in the history, from before the first change on
+        self._words = [self._word()]
+        self._places = {self._words[0]: 0}
+        #: the first place that a watch can still start from
+        self._oldest = 0
+        self._pagings: dict[str, _Paging] = {}
+
+    # What there is.
+
+    def put(
+        self, resource: Resource, namespace: str, name: str, labels: Mapping[str, str] | None = None, **body: Any
+    ) -> None:
+        """Create an object, or replace it. `body`: everything but its identity."""
+        objects = self._objects.setdefault(resource, {})
+        key = (namespace, name)
+        kind = "MODIFIED" if key in objects else "ADDED"
+        version = self._word()
+        metadata = {"name": name, "namespace": namespace, "resourceVersion": version, "labels": dict(labels or {})}
+        metadata |= body.pop("metadata", {})
+        objects[key] = {"kind": resource.plural, "metadata": metadata, **body}
+        self._record(Change(kind, resource, key, objects[key]), version)
+
+    def delete(self, resource: Resource, namespace: str, name: str) -> None:
+        """Remove an object."""
+        version = self._word()
+        last = self._objects[resource].pop((namespace, name))
+        last = last | {"metadata": last["metadata"] | {"resourceVersion": version}}
+        self._record(Change("DELETED", resource, (namespace, name), last), version)
+
+    def names(self, resource: Resource) -> set[Key]:
+        """The objects that there are."""
+        return set(self._objects.get(resource, {}))
+
+    def install(self, resource: Resource) -> None:
+        """The server knows the resource from now on."""
+        self._resources[resource.plural] = resource
+
+    def uninstall(self, resource: Resource) -> None:
+        """And from now on it does not; its objects are lost, and its watches end."""
+        del self._resources[resource.plural]
+        for key in list(self._objects.get(resource, {})):
+            self.delete(resource, *key)
+        for watch in self.watches:
+            if watch.resource == resource:
+                watch.ends = True
+                watch.wake()
+
+    def compact(self) -> None:
+        """Forget the history, so that no watch can start from before now, and no list can go on."""
+        self._oldest = len(self._history)
+        self._pagings.clear()
+
+    def version(self) -> str:
+        """The newest version."""
+        return self._words[-1]
+
+    # What goes wrong.
+
+    def fault(self, *kinds: Kind, **options: Any) -> Fault:
+        """From now on requests of these kinds (all, where none is named) meet this, the oldest fault first; see
+        `Fault`."""
+        fault = Fault(kinds, **options)
+        self.faults.append(fault)
+        return fault
+
+    def refuse(
+        self,
+        code: int,
+        *kinds: Kind,
+        times: float = math.inf,
+        namespace: str | None = None,
+        plural: str | None = None,
+        **said: Any,
+    ) -> Fault:
+        """They meet this status."""
+        return self.fault(
+            *kinds,
+            error=lambda request: refusal(code, where=f"GET {request.path}", **said),
+            times=times,
+            namespace=namespace,
+            plural=plural,
+        )
+
+    def vanish(self, *kinds: Kind, times: float = math.inf) -> Fault:
+        """They meet nobody."""
+        return self.fault(*kinds, error=lambda _: UnreachableError("fake: connection refused"), times=times)
+
+    def hang(self, *kinds: Kind, times: float = math.inf) -> Fault:
+        """They are never answered."""
+        return self.fault(*kinds, times=times)
+
+    def script(self, script: Script, times: float = math.inf) -> None:
+        """So many watches to come do this, once they are open."""
+        self._scripts.append((script, times))
+
+    def go_silent(self) -> None:
+        """What is open falls silent: the connection is half-open. New ones work."""
+        for watch in self.watches:
+            watch.silent = True
+            watch.wake()
+
+    def cut(self, rest: bytes = b"") -> None:
+        """What is open breaks, after these last bytes."""
+        for watch in self.watches:
+            if rest:
+                watch.raw.append(rest)
+            watch.error = UnreachableError("fake: connection reset")
+            watch.wake()
+
+    def end(self) -> None:
+        """What is open ends cleanly."""
+        for watch in self.watches:
+            watch.ends = True
+            watch.wake()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are on every watch that is open."""
+        for watch in self.watches:
+            watch.raw.append(data)
+            watch.wake()
+
+    def bookmark(self) -> None:
+        """Send a bookmark on every watch that is open."""
+        for watch in self.watches:
+            watch.next_bookmark = -math.inf
+            watch.wake()
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """The server is gone for a while, with everything that is open."""
+        fault = self.vanish()
+        self.cut()
+        yield
+        fault.end()
+
+    # What was asked.
+
+    def counts(self, since: float = -math.inf) -> Counter[str]:
+        """How many requests of each kind have come since then."""
+        return Counter(request.kind for request in self.requests if request.at >= since)
+
+    def asked(self, kind: Kind, since: float = -math.inf) -> list[Request]:
+        """The requests of one kind that have come since then."""
+        return [request for request in self.requests if request.kind == kind and request.at >= since]
+
+    # For its connections.
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[FakeConnection]:
+        """A client, as a source wants one."""
+        await trio.lowlevel.checkpoint()
+        yield FakeConnection(self)
+
+    def arrived(self, path: str, params: Mapping[str, str]) -> Request:
+        """A request has come."""
+        where: str | None
+        match path.strip("/").split("/"):
+            case ["apis", _, _, "namespaces", namespace, plural] | ["api", _, "namespaces", namespace, plural]:
+                where, what = namespace, plural
+            case ["apis", _, _, plural] | ["api", _, plural]:
+                where, what = None, plural
+            case _:
+                where, what = None, ""
+        request = Request(trio.current_time(), _kind(path, params), path, dict(params), where, what)
+        self.requests.append(request)
+        return request
+
+    def fault_of(self, request: Request) -> Fault | None:
+        """What a request meets instead of an answer."""
+        return next((fault for fault in self.faults if fault.meets(request)), None)
+
+    def answer(self, request: Request) -> bytes:
+        """The answer to a plain request. Raises ApiError."""
+        if request.kind == "openapi":
+            if request.path not in self.openapi:
+                raise refusal(404, where=f"GET {request.path}")
+            return json.dumps(self.openapi[request.path]).encode()
+        resource = self._resource(request)
+        token = request.params.get("continue", "")
+        if token:
+            paging = self._pagings.pop(token, None)
+            if paging is None or self.tokens_expire > 0:
+                self.tokens_expire = max(0, self.tokens_expire - 1)
+                raise refusal(
+                    410, "The provided continue parameter is too old", continue_token=self._word(), where=request.path
+                )
+        else:
+            paging = _Paging(self.version(), self._matching(resource, request))
+        limit = int(request.params.get("limit", "0")) or len(paging.rest)
+        items, paging.rest = paging.rest[:limit], paging.rest[limit:]
+        metadata = {"resourceVersion": paging.version}
+        if paging.rest:
+            metadata["continue"] = self._word()
+            self._pagings[metadata["continue"]] = paging
+        return json.dumps({"kind": "List", "metadata": metadata, "items": items}).encode()
+
+    def open(self, request: Request) -> OpenWatch:
+        """Begin a watch. Raises ApiError."""
+        resource = self._resource(request)
+        version = request.params.get("resourceVersion", "")
+        place = self._places.get(version)
+        if place is None:
+            raise refusal(504, f"Too large resource version: {version}", causes=("ResourceVersionTooLarge",))
+        now = trio.current_time()
+        watch = OpenWatch(
+            request,
+            resource,
+            place,
+            _selector(request),
+            now + float(request.params.get("timeoutSeconds", "1800")),
+            now + self.bookmark_interval,
+        )
+        if place < self._oldest:
+            if self.gone_as == "status":
+                raise refusal(410, f"too old resource version: {version}")
+            status = {
+                "kind": "Status",
+                "code": 410,
+                "reason": "Expired",
+                "message": f"too old resource version: {version}",
+            }
+            watch.raw.append(line("ERROR", status))
+            watch.ends = True
+        self.watches.append(watch)
+        return watch
+
+    async def told(self, watch: OpenWatch) -> AsyncGenerator[bytes]:
+        """The chunks of a watch."""
+        for index, (script, times) in enumerate(self._scripts):
+            if times > 0:
+                self._scripts[index] = (script, times - 1)
+                async with aclosing(script(watch.request)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+        while True:
+            if watch.silent or self.black_hole:
+                await trio.sleep_forever()
+            if data := self._due(watch):
+                for chunk in self.chunking(data):
+                    yield chunk
+                continue
+            if watch.error is not None:
+                raise watch.error
+            if watch.ends or trio.current_time() >= watch.ends_at:
+                return
+            watch.news = trio.Event()
+            with trio.move_on_at(min(watch.ends_at, watch.next_bookmark)):
+                await watch.news.wait()
+
+    def server_time(self) -> float:
+        """What the server's clock shows, in Unix seconds."""
+        return trio.current_time() + self.wall_offset
+
+    # Inside.
+
+    def _word(self) -> str:
+        return f"{self._random.getrandbits(40):010x}"
+
+    def _record(self, change: Change, version: str) -> None:
+        self._history.append(change)
+        self._words.append(version)
+        self._places[version] = len(self._history)
+        for watch in self.watches:
+            watch.wake()
+
+    def _resource(self, request: Request) -> Resource:
+        resource = self._resources.get(request.plural)
+        if resource is None or request.path != resource.path(request.namespace):
+            raise refusal(404, "the server could not find the requested resource", where=f"GET {request.path}")
+        return resource
+
+    def _matching(self, resource: Resource, request: Request) -> list[dict[str, Any]]:
+        selector = _selector(request)
+        return [
+            found
+            for key, found in sorted(self._objects.get(resource, {}).items())
+            if request.namespace in (None, key[0]) and _selected(found, selector)
+        ]
+
+    def _due(self, watch: OpenWatch) -> bytes:
+        """What a watch has to tell now."""
+        told = b"".join(watch.raw)
+        watch.raw.clear()
+        for change in self._history[watch.position :]:
+            if (
+                change.resource == watch.resource
+                and watch.request.namespace in (None, change.key[0])
+                and _selected(change.object, watch.selector)
+            ) and not (watch.ends or watch.error):
+                told += line(change.type, change.object)
+        watch.position = len(self._history)
+        if trio.current_time() >= watch.next_bookmark:
+            watch.next_bookmark = trio.current_time() + self.bookmark_interval
+            told += line("BOOKMARK", {"kind": watch.resource.plural, "metadata": {"resourceVersion": self.version()}})
+        return told
+
+
+class FakeConnection:
+    """A client of the fake server, as an informer and a source want one."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        self._offset: float | None = None
+
+    @property
+    def server_clock_offset(self) -> float | None:
+        """As good as a Date header, which has no fractions of seconds."""
+        return self._offset
+
+    async def get(self, path: str, params: Mapping[str, str], *, deadline: float = 10.0) -> Answer:
+        """Ask, and get an answer or an error."""
+        server = self._server
+        request = server.arrived(path, params)
+        with trio.move_on_after(deadline):
+            fault = await self._begin(request)
+            body = fault.body if fault is not None and fault.body is not None else server.answer(request)
+            return Answer(body, self._dated())
+        raise UnreachableError(f"fake: GET {path}: no answer within {deadline:g} s")
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str], *, deadline: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Ask, and get chunks until it ends or breaks."""
+        server = self._server
+        request = server.arrived(path, params)
+        until = trio.current_time() + deadline
+        watch: OpenWatch | None = None
+        with trio.move_on_after(min(deadline, OPEN_DEADLINE)):
+            await self._begin(request)
+            watch = server.open(request)
+            self._dated()
+        if watch is None:
+            raise UnreachableError(f"fake: GET {path}: no answer")
+        try:
+            async with aclosing(self._chunks(watch, until)) as chunks:
+                yield chunks
+        finally:
+            server.watches.remove(watch)
+
+    async def _chunks(self, watch: OpenWatch, until: float) -> AsyncGenerator[bytes]:
+        async with aclosing(self._server.told(watch)) as told:
+            while True:
+                chunk: bytes | None = None
+                with trio.move_on_at(until):
+                    chunk = await anext(told, None)
+                    if chunk is None:
+                        return
+                if chunk is None:
+                    raise UnreachableError("fake: the watch goes on for too long")
+                yield chunk
+
+    async def _begin(self, request: Request) -> Fault | None:
+        """Wait as for any answer. Raises what the request meets; may hang."""
+        server = self._server
+        await trio.sleep(server.latency)
+        fault = server.fault_of(request)
+        if server.black_hole or (fault is not None and fault.error is None and fault.body is None):
+            await trio.sleep_forever()
+        if fault is not None and fault.error is not None:
+            error = fault.error(request)
+            if isinstance(error, ApiError):
+                self._dated()
+            raise error
+        return fault
+
+    def _dated(self) -> float:
+        now = math.floor(self._server.server_time())
+        self._offset = now - trio.current_time()
+        return float(now)
+
+
+def line(kind: str, found: Mapping[str, Any]) -> bytes:
+    """An event of a watch, as bytes."""
+    return json.dumps({"type": kind, "object": found}, ensure_ascii=False).encode() + b"\n"
+
+
+def _kind(path: str, params: Mapping[str, str]) -> Kind:
+    if path.startswith("/openapi/"):
+        return "openapi"
+    if not path.startswith("/api"):
+        return "other"
+    if params.get("watch"):
+        return "watch"
+    if params.get("continue"):
+        return "page"
+    return "probe" if params.get("limit") == "1" else "list"
+
+
+def _selector(request: Request) -> dict[str, str]:
+    text = request.params.get("labelSelector", "")
+    return dict(part.split("=", 1) for part in text.split(",") if part)
+
+
+def _selected(found: Mapping[str, Any], selector: Mapping[str, str]) -> bool:
+    labels: dict[str, str] = found["metadata"].get("labels", {})
+    return selector.items() <= labels.items()
+
+
+# Objects as tests want them.
+
+
+def env_body(*members: Mapping[str, Any], **status: Any) -> dict[str, Any]:
+    """A SandboxEnv with these members in this cluster."""
+    local = {"clusterID": "west", "isLocal": True, "observedMembers": list(members)}
+    return {"spec": {"clusters": []}, "status": {"clusters": [local], **status}}
+
+
+def pool(name: str = "p1", idle: int = 1, **values: Any) -> dict[str, Any]:
+    """A member as the status of a SandboxEnv has it."""
+    return {"name": name, "idleCount": idle, "state": "Active", **values}
