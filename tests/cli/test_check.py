@@ -114,7 +114,10 @@ MISSPELT = [
     ('unknown = "x"\n' + AGENT, ["unknown", "cluster_id"]),
     (AGENT + '[[sources]]\ntype = "fixtures"', ["sources", "did you mean [[source]]?"]),
     (AGENT + '[[source]]\ntype = "fixtues"\npath = "x.toml"', ["source[0].type", 'did you mean "fixtures"?']),
-    (AGENT + '[[source]]\ntype = "kafka"', ["source[0].type", "'kafka'", "installed: crd, fixtures, kubernetes, sandboxset, warmpool"]),
+    (
+        AGENT + '[[source]]\ntype = "kafka"',
+        ["source[0].type", "'kafka'", "installed: crd, fixtures, kubernetes, sandboxset, warmpool"],
+    ),
     (AGENT + '[[sink]]\ntype = "fixtures"', ["sink[0].type", "[[source]]"]),
     (AGENT + '[[source]]\ntype = "fixtures"\npat = "x.toml"', ["source[0].pat", 'did you mean "path"?']),
     (AGENT + '[[source]]\ntype = "fixtures"\npath = 5', ["source[0].path", "a string"]),
