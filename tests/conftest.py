@@ -4,6 +4,7 @@ beside the tests of that room."""
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from hypothesis import HealthCheck, settings
 
 #: the folder that the shared designs and cases are laid in, beside the repo
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+# A shell that starts a run in the background has it ignore Ctrl-C, and so the runs of the tests that interrupt
+# something in the way of Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A run has to mean the same on every machine, so examples are derived from the test itself, none are remembered from
 # one run to the next, and nothing depends on how fast a machine is. HYPOTHESIS_PROFILE=explore draws new examples each

@@ -253,6 +253,7 @@ class Follower:
         #: seconds for which it has not been live in one go, at most, since it was first live
         self.longest_gap = 0.0
         self._live_at: float | None = None
+        self._seen: set[tuple[str, str]] = set()
         self._buried: set[tuple[str, str]] = set()
         self._looked = trio.Event()
 
@@ -319,6 +320,7 @@ class Follower:
         self._check(change)
         env = change.namespace, change.env_name
         assert env not in self._buried, f"{change} was pushed after it had been deleted and withdrawn"
+        self._seen.add(env)
         self.pushed[change.identity] = bare(change)
 
     async def look(self) -> NoReturn:
@@ -365,7 +367,9 @@ class Follower:
             found[record.identity] = record
         envs = {(record.namespace, record.env_name) for record in records}
         assert not (back := envs & self._buried), f"deleted, gone, and collected again: {sorted(back)[:5]}"
-        self._buried |= deleted - envs
+        self._seen |= envs
+        # Of one that came and went in between, word may still be on its way.
+        self._buried |= (deleted & self._seen) - envs
         self.collected, self.collect_error = found, None
 
     def _check(self, record: Capacity) -> None:

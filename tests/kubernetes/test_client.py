@@ -499,8 +499,9 @@ async def test_credentials_that_cannot_be_had(authority: Authority) -> None:
         with pytest.raises(CredentialError, match="the plugin failed"):
             async with client.stream("/a", deadline=5):
                 pass
-    async with signed(authority, Sleeping(), headers_deadline=SHORT / 4) as (client, server):
-        error = await failure(lambda: client.get("/a", deadline=SHORT), CredentialError)
+    async with signed(authority, Sleeping(), headers_deadline=SHORT / 4, credential_deadline=SHORT) as (client, server):
+        # what makes one has its own time
+        error = await failure(lambda: client.get("/a", deadline=SHORT / 4), CredentialError)
         assert f"no credential within {SHORT} s" in str(error)
         # a stream's answer has to begin soon once there is a credential
         with pytest.raises(CredentialError, match=f"no credential within {SHORT} s"):

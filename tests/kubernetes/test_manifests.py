@@ -19,7 +19,10 @@ import yaml
 
 from tests.apiserver.build import NoToolchain, programs, required
 from tests.cli.conftest import Call, call, logs_as_before  # noqa: F401 - fixtures
-from trio_federation_kubernetes.errors import AnswerError, ApiError, CredentialError, KubeconfigError, UnreachableError
+from trio_federation_kubernetes.errors import (
+    ApiError,
+    KubernetesError,
+)
 from trio_federation_kubernetes.mapping import Mapper
 from trio_federation_kubernetes.options import CrdOptions, Fields, WarmPoolOptions
 from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
@@ -604,7 +607,8 @@ def test_the_page_has_every_reason_for_trouble() -> None:
     )
     codes = [401, 403, 404, 410, 429, 500, 422]
     answers = [ApiError("", code=code).reason for code in codes]
-    others = [error.reason for error in (CredentialError, KubeconfigError, UnreachableError, AnswerError)]
+    others = [error.reason for error in KubernetesError.__subclasses__() if error is not ApiError]
+    assert len(others) == 4
     assert sorted(shown) == sorted([*answers, *others, "schema", "contested"])
 
 

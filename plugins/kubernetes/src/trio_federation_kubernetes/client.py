@@ -45,6 +45,8 @@ from trio_federation_kubernetes.unpacking import Unpacker
 
 #: seconds until a TCP connection is there, and again until the TLS handshake on it is done
 CONNECT_DEADLINE = 5.0
+#: seconds until there is a credential, whatever makes it; more than an exec plugin has
+CREDENTIAL_DEADLINE = 75.0
 #: seconds until a stream's answer has begun
 HEADERS_DEADLINE = 10.0
 #: The largest body that `get` takes, in bytes when unpacked. A page of 500 objects is at most 750 MB in theory, as etcd
@@ -98,8 +100,8 @@ class Answer(NamedTuple):
 class ApiClient:
     """The way to one API server: `async with ApiClient(…) as client`.
 
-    Raises KubernetesError at once where the server's address, the proxy's, or a certificate cannot be used.
-    `clock`: seconds since some fixed moment. `connect_deadline` and `headers_deadline` are in seconds, `largest_body`
+    Raises KubeconfigError at once where the server's address, the proxy's, or a certificate cannot be used.
+    `clock`: seconds since some fixed moment. `connect_deadline` and the like are in seconds, `largest_body`
     in bytes; `environment` is asked for a proxy only. Over plain http no credential is sent, as by kubectl."""
 
     def __init__(
@@ -111,6 +113,7 @@ class ApiClient:
         user_agent: str | None = None,
         connect_deadline: float = CONNECT_DEADLINE,
         headers_deadline: float = HEADERS_DEADLINE,
+        credential_deadline: float = CREDENTIAL_DEADLINE,
         largest_body: int = LARGEST_BODY,
     ) -> None:
         self._access = access
@@ -118,6 +121,7 @@ class ApiClient:
         self._user_agent = _default_user_agent() if user_agent is None else user_agent
         self._connect_deadline = connect_deadline
         self._headers_deadline = headers_deadline
+        self._credential_deadline = credential_deadline
         self._largest_body = largest_body
         self._secure = _checked_server(access).scheme == "https"
         self._proxy = _proxy(access, environment)
@@ -157,7 +161,10 @@ class ApiClient:
         AnswerError where it is too large, or a redirect, CredentialError where there is none to sign with."""
         call = _Call(self._place(path), path, params or {}, "gzip")
         self._check_open()
-        await self._signature(call)  # which is kept
+        with trio.move_on_after(self._credential_deadline) as signing:
+            await self._signature(call)  # which is kept
+        if signing.cancelled_caught:
+            raise call.late(self._credential_deadline)
         with trio.move_on_after(deadline):
             exchange = await self._ask(call)
             try:
@@ -613,17 +620,19 @@ def _checked_server(access: Access) -> httpx.URL:
     server = access.server
     if "@" in server:
         # not shown: it may hold a password
-        raise KubernetesError(f"{access.name}: the server's address holds a user's name; a user is named in users")
+        raise KubeconfigError(f"{access.name}: the server's address holds a user's name; a user is named in users")
     try:
         url = httpx.URL(server)
     except httpx.InvalidURL as error:
-        raise KubernetesError(f"{access.name}: server {server!r} is no address: {error}") from error
+        raise KubeconfigError(f"{access.name}: server {server!r} is no address: {error}") from error
     if url.scheme not in ("https", "http") or not url.host or url.port == 0:
-        raise KubernetesError(f"{access.name}: server {server!r} is not like https://host:port")
+        raise KubeconfigError(f"{access.name}: server {server!r} is not like https://host:port")
     if not _HOST.fullmatch(url.raw_host) or (url.port is not None and url.port > 65535):
-        raise KubernetesError(f"{access.name}: server {server!r} names a host or a port that cannot be")
+        raise KubeconfigError(
+            f"{access.name}: server {server!r} names a host or a port that cannot be; write it as https://host:port"
+        )
     if url.query or url.fragment or server.endswith(("/", "?", "#")):
-        raise KubernetesError(f"{access.name}: server {server!r} must end with a host, a port or a path")
+        raise KubeconfigError(f"{access.name}: server {server!r} must end with a host, a port or a path")
     return url
 
 

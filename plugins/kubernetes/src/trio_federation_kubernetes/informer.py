@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Seconds for one page of a list. Hundreds of objects come in well under one; a loaded server takes longer.
 LIST_DEADLINE = 30.0
+#: Seconds for a whole list in one answer, the last resort where pages have expired before the last of them was had.
+UNPAGED_DEADLINE = 120.0
 #: Seconds that a watch may go on after the time that the server was asked to end it.
 WATCH_GRACE = 15.0
 #: Seconds for which a watch may bring nothing at all. API servers send a bookmark about every 60.
@@ -125,7 +127,8 @@ class Informer:
                     self._failed(trouble)
 
     async def _list(self, request: ListPage, began: float) -> None:
-        answer = await self._api.get(self._path, request.params() | self._selector, deadline=LIST_DEADLINE)
+        deadline = UNPAGED_DEADLINE if request.limit is None else LIST_DEADLINE
+        answer = await self._api.get(self._path, request.params() | self._selector, deadline=deadline)
         if not request.continue_token:
             self._list_began = began
         content = self._reflector.page(self._decoder.page(answer.body))
@@ -206,7 +209,7 @@ class Informer:
                     self._watch_error = error
                     watch.cancel()
                 retry_after = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER) if isinstance(error, ApiError) else 0.0
-                bound = max(pause, min(LONGEST_PAUSE, pause * 2.0 ** min(failures - 1, 30)))
+                bound = min(LONGEST_PAUSE, pause * 2.0 ** min(failures - 1, 30))
                 await trio.sleep(max(retry_after, bound * self._random.uniform(0.8, 1.2)))
             else:
                 failures = 0

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 import httpx
 
 from trio_federation_kubernetes.access import Access
-from trio_federation_kubernetes.errors import KubernetesError
+from trio_federation_kubernetes.errors import KubeconfigError
 
 _VARIABLES = {"https": ("HTTPS_PROXY", "https_proxy"), "http": ("HTTP_PROXY", "http_proxy")}
 _NO_PROXY = ("NO_PROXY", "no_proxy")
@@ -25,23 +25,23 @@ def proxy_of(access: Access, environment: Mapping[str, str]) -> httpx.URL | None
     """The proxy for connections to the server of `access`: its own, else the one that `proxy_for` finds; None for a
     direct connection.
 
-    Raises KubernetesError where it cannot be used, and where `proxy_for` does; its text does not hold an address."""
+    Raises KubeconfigError where it cannot be used, and where `proxy_for` does; its text does not hold an address."""
     source = "proxy-url" if access.proxy else "the environment's proxy"
     try:
         address = access.proxy or proxy_for(access.server, environment)
-    except KubernetesError as error:
-        raise KubernetesError(f"{access.name}: {error}") from error
+    except KubeconfigError as error:
+        raise KubeconfigError(f"{access.name}: {error}") from error
     if address is None:
         return None
     url = _parsed(address)
     if url is None:
-        raise KubernetesError(f"{access.name}: {source} is no address; write it as http://host:port")
+        raise KubeconfigError(f"{access.name}: {source} is no address; write it as http://host:port")
     if url.scheme not in ("http", "https"):
-        raise KubernetesError(
+        raise KubeconfigError(
             f"{access.name}: {source} is a {url.scheme[:20]!r} proxy, which is not supported; use an http or https one"
         )
     if not url.host:
-        raise KubernetesError(f"{access.name}: {source} names no host; write it as http://host:port")
+        raise KubeconfigError(f"{access.name}: {source} names no host; write it as http://host:port")
     return url
 
 
@@ -59,11 +59,11 @@ def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
     - a name, "example.com", for it and all names below it; ".example.com" or "*.example.com" for those below only; each
       also with a port.
 
-    Raises KubernetesError where `server` is no address, or the proxy's is none; its text holds neither, as they may
+    Raises KubeconfigError where `server` is no address, or the proxy's is none; its text holds neither, as they may
     hold a password."""
     url = _parsed(server)
     if url is None or url.scheme not in _VARIABLES or not url.host:
-        raise KubernetesError("the server's address is not like https://host:port")
+        raise KubeconfigError("the server's address is not like https://host:port")
     names = _VARIABLES[url.scheme]
     proxy = _first(environment, names)
     if not proxy or _is_direct(url, _first(environment, _NO_PROXY)):
@@ -72,7 +72,7 @@ def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
     found = _parsed(address)
     if found is not None and found.scheme and found.host:
         return address
-    raise KubernetesError(
+    raise KubeconfigError(
         f"the value of {names[0]} or {names[1]} is no address of a proxy; write it as http://host:port"
     )
 

@@ -40,7 +40,7 @@ NAMED_NAMESPACES = 3
 SCHEMA_DEADLINE = 15.0
 #: Seconds before it is asked for again, where it was not good enough: at first, and at most.
 FIRST_SCHEMA_PAUSE = 2.0
-LONGEST_SCHEMA_PAUSE = 30.0
+LONGEST_SCHEMA_PAUSE = 15.0
 
 #: Where the rights stand that a source needs.
 _RIGHTS = "grant its user list and watch on {resource}"
@@ -136,7 +136,12 @@ class KubernetesSource(CapacitySource):
         )
         place = (access.name, access.server)
         if place != self._place:  # while nothing works it is read anew again and again
-            context.log.info("kubernetes_connects", access=access.name, server=access.server)
+            context.log.info(
+                "kubernetes_connects",
+                access=access.name,
+                server=access.server,
+                namespaces=self._options.namespaces or "all",
+            )
         self._place = place
         return access
 

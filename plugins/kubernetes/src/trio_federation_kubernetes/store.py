@@ -85,24 +85,27 @@ class Store:
         return bool(self._changed or self._gone)
 
     def changes(self, most: int, known: Callable[[str], bool]) -> list[tuple[Identity, Row | None]]:
-        """What has changed and was not said yet, oldest first and at most so much of it: the row as it is now, or None
-        where there is none any more. It counts as said from now on. What is in a namespace that is not `known`, as not
-        all of its resources were listed, stays for later."""
-        said: list[tuple[Identity, Row | None]] = [(identity, None) for identity in islice(self._gone, most)]
-        for identity, _ in said:
-            del self._gone[identity]
+        """What has changed and was not said yet, at most so much of it, and the oldest of each namespace first: the row
+        as it is now, or None where there is none any more. It counts as said from now on. Rows in a namespace that is
+        not `known`, as not all of its resources were listed, stay for later."""
+        # What is there first: an env whose pools become one sum, or the reverse, is never without either. But what is
+        # gone has room for half, whatever else goes on.
+        for_changed = most - min(len(self._gone), most // 2)
+        said: list[tuple[Identity, Row | None]] = []
         for namespace in list(self._changed):
-            if len(said) == most:
+            if len(said) == for_changed:
                 break
             if not known(namespace):
                 continue
             waiting = self._changed.pop(namespace)
-            due = list(islice(waiting, most - len(said)))
-            for identity in due:
+            for identity in list(islice(waiting, for_changed - len(said))):
                 del waiting[identity]
                 said.append((identity, self._effective[identity][1]))
             if waiting:  # at the end, so that one that changes all the time keeps no other one waiting
                 self._changed[namespace] = waiting
+        for identity in list(islice(self._gone, most - len(said))):
+            del self._gone[identity]
+            said.append((identity, None))
         return said
 
     def contested(self) -> list[Contested]:
