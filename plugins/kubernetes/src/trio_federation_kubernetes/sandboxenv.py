@@ -27,13 +27,17 @@ SANDBOXENVS = Resource("agents.navix.sh", "v1alpha1", "sandboxenvs")
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-class MemberConfig(msgspec.Struct, frozen=True):
+# No cycle can lead through any of these, and while ten thousands of them are made, looking for one takes as long as the
+# rest: hence `gc=False`.
+
+
+class MemberConfig(msgspec.Struct, frozen=True, gc=False):
     """How a member is to be: spec.clusters[].members[].config."""
 
     scalingGroup: str | None = None
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """A member as it is to be: spec.clusters[].members[]."""
 
     name: str | None = None
@@ -42,20 +46,20 @@ class Member(msgspec.Struct, frozen=True):
     scalingGroup: str | None = None
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class Cluster(msgspec.Struct, frozen=True, gc=False):
     """What one cluster is to have: spec.clusters[]."""
 
     clusterID: str | None = None
     members: list[Member] | None = None
 
 
-class Spec(msgspec.Struct, frozen=True):
+class Spec(msgspec.Struct, frozen=True, gc=False):
     """What is wanted."""
 
     clusters: list[Cluster] | None = None
 
 
-class ObservedMember(msgspec.Struct, frozen=True):
+class ObservedMember(msgspec.Struct, frozen=True, gc=False):
     """A member as it is: status.clusters[].observedMembers[]."""
 
     name: str | None = None
@@ -70,14 +74,14 @@ class ObservedMember(msgspec.Struct, frozen=True):
     state: str | None = None
 
 
-class ObservedCluster(msgspec.Struct, frozen=True):
+class ObservedCluster(msgspec.Struct, frozen=True, gc=False):
     """What one cluster has: status.clusters[]."""
 
     isLocal: bool | None = None
     observedMembers: list[ObservedMember] | None = None
 
 
-class ScalingGroup(msgspec.Struct, frozen=True):
+class ScalingGroup(msgspec.Struct, frozen=True, gc=False):
     """The sums over one group: status.scalingGroups[]."""
 
     name: str | None = None
@@ -87,7 +91,7 @@ class ScalingGroup(msgspec.Struct, frozen=True):
     totalPending: int | None = None
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True, gc=False):
     """What there is."""
 
     clusters: list[ObservedCluster] | None = None
@@ -97,7 +101,7 @@ class Status(msgspec.Struct, frozen=True):
     desiredReplicas: int | None = None
 
 
-class SandboxEnv(msgspec.Struct, frozen=True):
+class SandboxEnv(msgspec.Struct, frozen=True, gc=False):
     """What is read of a SandboxEnv."""
 
     spec: Spec | None = None

@@ -15,26 +15,26 @@ from trio_federation_kubernetes.resources import Key, Resource, Row
 SANDBOXSETS = Resource("agents.kruise.io", "v1alpha1", "sandboxsets")
 
 
-class TemplateReference(msgspec.Struct, frozen=True):
+class TemplateReference(msgspec.Struct, frozen=True, gc=False):
     """Names the template that the sandboxes are made from."""
 
     name: str | None = None
 
 
-class Spec(msgspec.Struct, frozen=True):
+class Spec(msgspec.Struct, frozen=True, gc=False):
     """What is wanted."""
 
     replicas: int | None = None
     templateRef: TemplateReference | None = None
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True, gc=False):
     """What there is."""
 
     availableReplicas: int | None = None
 
 
-class SandboxSet(msgspec.Struct, frozen=True):
+class SandboxSet(msgspec.Struct, frozen=True, gc=False):
     """What is read of a SandboxSet."""
 
     spec: Spec | None = None

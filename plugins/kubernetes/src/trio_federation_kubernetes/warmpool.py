@@ -24,33 +24,33 @@ SANDBOXCLAIMS = Resource(_GROUP, "v1beta1", "sandboxclaims")
 _POOLS, _CLAIMS = 0, 1
 
 
-class Reference(msgspec.Struct, frozen=True):
+class Reference(msgspec.Struct, frozen=True, gc=False):
     """Names another object of the same namespace."""
 
     name: str | None = None
 
 
-class PoolSpec(msgspec.Struct, frozen=True):
+class PoolSpec(msgspec.Struct, frozen=True, gc=False):
     """What is wanted of a pool."""
 
     replicas: int | None = None
     sandboxTemplateRef: Reference | None = None
 
 
-class PoolStatus(msgspec.Struct, frozen=True):
+class PoolStatus(msgspec.Struct, frozen=True, gc=False):
     """What there is of a pool."""
 
     readyReplicas: int | None = None
 
 
-class SandboxWarmPool(msgspec.Struct, frozen=True):
+class SandboxWarmPool(msgspec.Struct, frozen=True, gc=False):
     """What is read of a SandboxWarmPool."""
 
     spec: PoolSpec | None = None
     status: PoolStatus | None = None
 
 
-class Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True, gc=False):
     """One aspect of what has become of a claim."""
 
     type: str | None = None
@@ -58,26 +58,26 @@ class Condition(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
-class ClaimMetadata(msgspec.Struct, frozen=True):
+class ClaimMetadata(msgspec.Struct, frozen=True, gc=False):
     """What is read of a claim's metadata."""
 
     deletionTimestamp: str | None = None
 
 
-class ClaimSpec(msgspec.Struct, frozen=True):
+class ClaimSpec(msgspec.Struct, frozen=True, gc=False):
     """What a claim asks for."""
 
     warmPoolRef: Reference | None = None
 
 
-class ClaimStatus(msgspec.Struct, frozen=True):
+class ClaimStatus(msgspec.Struct, frozen=True, gc=False):
     """What a claim has got."""
 
     sandbox: Reference | None = None
     conditions: list[Condition] | None = None
 
 
-class SandboxClaim(msgspec.Struct, frozen=True):
+class SandboxClaim(msgspec.Struct, frozen=True, gc=False):
     """What is read of a SandboxClaim."""
 
     metadata: ClaimMetadata | None = None
