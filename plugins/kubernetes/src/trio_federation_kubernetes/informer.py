@@ -33,7 +33,7 @@ LIST_DEADLINE = 30.0
 UNPAGED_DEADLINE = 120.0
 #: Seconds that a watch may go on after the time that the server was asked to end it.
 WATCH_GRACE = 15.0
-#: Seconds for which a watch may bring nothing at all. API servers send a bookmark about every 60.
+#: Seconds for which a watch may bring nothing at all. API servers send a bookmark each minute where something happens.
 LONGEST_SILENCE = 90.0
 #: Seconds to rest after an event that had to be waited for, so that those behind it are taken together: to be woken
 #: costs several times what an event costs, and what changes is not told to others sooner than 200 ms later anyway.
