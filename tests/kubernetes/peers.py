@@ -67,6 +67,8 @@ class Request:
     headers: dict[str, str]
     #: counts the connections of a peer
     connection: int
+    method: str = "GET"
+    body: bytes = b""
 
 
 @dataclass
@@ -161,7 +163,10 @@ async def read_request(stream: trio.abc.Stream, number: int) -> Request | None:
             parser.receive_data(bytes(content))
         elif isinstance(event, h11.Request):
             headers = {name.decode().lower(): value.decode() for name, value in event.headers}
-            found = Request(event.target.decode(), headers, number)
+            found = Request(event.target.decode(), headers, number, event.method.decode())
+        elif isinstance(event, h11.Data):
+            assert found is not None
+            found.body += bytes(event.data)
         else:
             return found
 
@@ -209,7 +214,7 @@ class Proxy:
             if request.target.startswith("http:"):
                 path = "/" + request.target.split("/", 3)[3]
                 headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-                await onwards.send_all(f"GET {path} HTTP/1.1\r\n{headers}\r\n".encode())
+                await onwards.send_all(f"{request.method} {path} HTTP/1.1\r\n{headers}\r\n".encode() + request.body)
             else:
                 await stream.send_all(b"HTTP/1.1 200 Connected\r\n\r\n")
             nursery.start_soon(_copy, stream, onwards, nursery.cancel_scope)

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from random import Random
 from typing import Any
@@ -35,10 +35,11 @@ from tests.kubernetes.peers import (
     serving,
 )
 from trio_federation_kubernetes.access import Access
-from trio_federation_kubernetes.client import KEEPALIVE_OPTIONS, ApiClient
+from trio_federation_kubernetes.client import KEEPALIVE_OPTIONS, Answer, ApiClient
 from trio_federation_kubernetes.errors import (
     AnswerError,
     ApiError,
+    Cause,
     CredentialError,
     KubeconfigError,
     KubernetesError,
@@ -48,6 +49,9 @@ from trio_federation_kubernetes.errors import (
 #: a deadline that is meant to pass, in seconds
 SHORT = 0.5
 TOKEN = "Bearer not-for-logs-7d1f"
+#: what is applied
+BODY = json.dumps({"status": {"clusters": [{"clusterID": "é\N{SNOWMAN}"}]}}, ensure_ascii=False).encode()
+APPLIED_AS = {"fieldManager": "trio-federation", "fieldValidation": "Strict"}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,18 @@ async def failure(call: Callable[[], Awaitable[object]], kind: type[KubernetesEr
     return caught.value
 
 
+def applying(
+    client: ApiClient, path: str = "/a", *, body: bytes = BODY, deadline: float = 10
+) -> Callable[[], Awaitable[Answer]]:
+    """One apply, to be called."""
+    return lambda: client.apply(path, APPLIED_AS, body, deadline=deadline)
+
+
+def asking(client: ApiClient, method: str, path: str = "/a") -> Callable[[], Awaitable[Answer]]:
+    """One plain request, to be called."""
+    return applying(client, path) if method == "PATCH" else lambda: client.get(path)
+
+
 async def content_of(client: ApiClient, *, deadline: float = 5) -> bytes:
     """All that a stream has to say."""
     async with client.stream("/a", deadline=deadline) as chunks:
@@ -105,6 +121,37 @@ async def test_what_a_request_says(authority: Authority) -> None:
         assert request.headers["accept-encoding"] == encoding
         assert request.headers["user-agent"].startswith("trio-federation-kubernetes/")
     assert first.connection != second.connection
+
+
+async def test_what_an_apply_says(authority: Authority) -> None:
+    async with signed(authority, FixedCredential(TOKEN)) as (client, server):
+        answer = await applying(client, "/apis/agents/v1/things/a/status")()
+        assert answer.body == b'{"kind": "List"}'
+        await client.get("/a")
+    first, second = server.requests
+    assert (first.method, first.body) == ("PATCH", BODY)
+    url = urlsplit(first.target)
+    assert url.path == "/apis/agents/v1/things/a/status"
+    assert {name: values[0] for name, values in parse_qs(url.query).items()} == APPLIED_AS
+    assert first.headers["content-type"] == "application/apply-patch+yaml"
+    assert first.headers["content-length"] == str(len(BODY))
+    for request in (first, second):
+        assert request.headers["authorization"] == TOKEN
+        assert request.headers["accept"] == "application/json"
+        assert request.headers["accept-encoding"] == "gzip"
+        assert request.headers["user-agent"].startswith("trio-federation-kubernetes/")
+        assert request.connection == 0
+    # and nothing of it is left for the next
+    assert (second.method, second.body) == ("GET", b"")
+    assert "content-type" not in second.headers
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * 2**20])
+async def test_bodies_of_any_size_are_applied(authority: Authority, size: int) -> None:
+    body = Random(size).randbytes(size)
+    async with signed(authority, FixedCredential(TOKEN)) as (client, server):
+        await applying(client, body=body)()
+    assert server.requests[0].body == body
 
 
 async def test_a_server_below_a_path() -> None:
@@ -167,6 +214,7 @@ async def test_a_packed_answer_is_unpacked() -> None:
 
     async with talking(handler) as (client, _):
         assert (await client.get("/a")).body == body
+        assert (await applying(client)()).body == body
 
 
 async def test_an_answer_that_cannot_be_unpacked() -> None:
@@ -174,7 +222,8 @@ async def test_an_answer_that_cannot_be_unpacked() -> None:
         await wire.answer(b"nothing of the kind", headers={"Content-Encoding": "gzip"})
 
     async with talking(handler) as (client, _):
-        assert "cannot be unpacked" in str(await failure(lambda: client.get("/a"), AnswerError))
+        for method in ("GET", "PATCH"):
+            assert "cannot be unpacked" in str(await failure(asking(client, method), AnswerError))
         with pytest.raises(AnswerError, match="cannot be unpacked"):
             await content_of(client)
 
@@ -202,7 +251,8 @@ async def test_a_packed_answer_that_is_cut_short() -> None:
 
 
 @pytest.mark.parametrize("form", ["declared", "chunked", "packed"])
-async def test_too_large_an_answer(form: str) -> None:
+@pytest.mark.parametrize("method, remedy", [("GET", "ask for smaller pages"), ("PATCH", "see what answers there")])
+async def test_too_large_an_answer(form: str, method: str, remedy: str) -> None:
     async def handler(request: Request, wire: Wire) -> None:
         if request.target == "/small":
             await wire.answer("{}")
@@ -220,8 +270,9 @@ async def test_too_large_an_answer(form: str) -> None:
     async with talking(handler, largest_body=100_000) as (client, server):
         # on a connection that was kept, too
         for _ in range(2):
-            error = await failure(lambda: client.get("/a"), AnswerError)
+            error = await failure(asking(client, method), AnswerError)
             assert "more than the 100000 bytes" in str(error)
+            assert remedy in str(error)
             # the rest is not read
             await server.wires[-1].closed.wait()
             await client.get("/small")
@@ -254,6 +305,10 @@ async def refusal(status: int, body: Any = b"", **headers: str) -> ApiError:
             with pytest.raises(ApiError) as caught:
                 await stack.enter_async_context(client.stream("/apis/a", deadline=5))
         assert str(caught.value) == str(error)
+        # an apply is refused in the same words, and in those of the request
+        other = await failure(applying(client, "/apis/a"), ApiError)
+        assert str(other) == str(error).replace("http://", "PATCH http://", 1)
+        assert {**vars(other), "args": ()} == {**vars(error), "args": ()}
         assert f"http://127.0.0.1:{server.port}/apis/a" in str(error)
         assert error.code == status
         assert isinstance(error, ApiError)
@@ -283,9 +338,42 @@ async def test_a_status_object() -> None:
     assert error.status_reason == "Expired"
     assert error.message == "The provided continue parameter is too old to display"
     assert error.continue_token == "t2"
-    assert error.causes == ("ResourceVersionTooLarge",)
+    assert error.causes == (Cause("ResourceVersionTooLarge", "", "x"), Cause(message="y"))
     assert error.retry_after == 3
     assert "410 Expired: The provided" in str(error)
+
+
+def conflict(*fields: str) -> dict[str, Any]:
+    """What an API server says to an apply of fields that are "ops"'s."""
+    owner = 'conflict with "ops" with subresource "status" using agents.navix.sh/v1alpha1'
+    return {
+        "kind": "Status",
+        "status": "Failure",
+        "message": f"Apply failed with {len(fields)} conflicts: " + "\n- ".join((owner, *fields)),
+        "reason": "Conflict",
+        "details": {
+            "causes": [{"reason": "FieldManagerConflict", "message": owner, "field": field} for field in fields]
+        },
+        "code": 409,
+    }
+
+
+async def test_a_conflict() -> None:
+    fields = ['.status.clusters[clusterID="east"].isLocal', ".status.federation.clusters"]
+    error = await refusal(409, conflict(*fields))
+    assert (error.code, error.status_reason) == (409, "Conflict")
+    assert [cause.field for cause in error.causes] == fields
+    assert {cause.reason for cause in error.causes} == {"FieldManagerConflict"}
+    assert "/apis/a: 409 Conflict: Apply failed with 2 conflicts" in str(error)
+
+
+async def test_a_conflict_about_a_whole_env() -> None:
+    """It has some 250 kB, and API servers pack so much."""
+    pools = [f'[clusterID="cluster-{number // 5}"].observedMembers[name="pool-{number % 5}"]' for number in range(100)]
+    fields = [f".status.clusters{pool}.field{number}" for pool in pools for number in range(9)]
+    body = gzip.compress(json.dumps(conflict(*fields)).encode())
+    error = await refusal(409, body, Content_Encoding="gzip", Content_Type="application/json")
+    assert [cause.field for cause in error.causes] == fields
 
 
 @pytest.mark.parametrize(
@@ -370,11 +458,12 @@ async def test_a_refusal_whose_text_breaks_off() -> None:
 @pytest.mark.parametrize("location", ["https://login.test/start?ticket=s3cret", "/elsewhere", "http://[", ""])
 async def test_redirects_are_not_followed(location: str) -> None:
     async with talking(refusing(302, Location=location)) as (client, server):
-        error = await failure(lambda: client.get("/a"), AnswerError)
-        assert len(server.requests) == 1
-    assert "redirect" in str(error)
-    assert "s3cret" not in str(error)
-    assert ("to login.test" in str(error)) is location.startswith("https")
+        for number, method in enumerate(("GET", "PATCH"), 1):
+            error = await failure(asking(client, method), AnswerError)
+            assert len(server.requests) == number
+            assert "redirect" in str(error)
+            assert "s3cret" not in str(error)
+            assert ("to login.test" in str(error)) is location.startswith("https")
 
 
 # --- credentials
@@ -416,6 +505,18 @@ async def test_a_refused_credential_is_renewed_once(authority: Authority) -> Non
         ]
         assert (await client.get("/a")).body == b"fine"
         assert credential.refusals == 1
+
+
+async def test_a_renewed_credential_applies_the_same_again(authority: Authority) -> None:
+    credential = Rotating()
+    async with signed(authority, credential, only_with("Bearer number-1")) as (client, server):
+        assert (await applying(client)()).body == b"fine"
+        assert credential.refusals == 1
+    assert [(request.method, request.body, request.headers["authorization"]) for request in server.requests] == [
+        ("PATCH", BODY, "Bearer number-0"),
+        ("PATCH", BODY, "Bearer number-1"),
+    ]
+    assert server.requests[0].target == server.requests[1].target
 
 
 async def test_a_stream_renews_a_refused_credential(authority: Authority) -> None:
@@ -585,6 +686,44 @@ async def test_a_server_that_accepts_and_says_nothing() -> None:
         await server.wires[1].closed.wait()
 
 
+@asynccontextmanager
+async def deaf(size: int) -> AsyncIterator[tuple[ApiClient, trio.SocketListener, bytes]]:
+    """A client, a listener that takes its connections, and a body of this size."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with listeners[0], client_for(access_to(f"http://127.0.0.1:{port}")) as client:
+        with trio.fail_after(SOON):
+            yield client, listeners[0], bytes(size)
+
+
+@pytest.mark.parametrize(
+    "size, step",
+    [
+        (1000, "waiting for the answer"),
+        # more than the buffers of two sockets hold
+        (32 * 2**20, "sending the request"),
+    ],
+)
+async def test_a_server_that_reads_no_more_than_the_head(size: int, step: str) -> None:
+    async with deaf(size) as (client, listener, body), trio.open_nursery() as nursery:
+
+        async def read_the_head() -> None:
+            async with await listener.accept() as stream:
+                assert (await stream.receive_some(20)).startswith(b"PATCH /a?fieldManage")
+                await stop.wait()
+                # it was closed, and nothing more was sent
+                with suppress(trio.BrokenResourceError):
+                    while await stream.receive_some():
+                        pass
+
+        stop = trio.Event()
+        nursery.start_soon(read_the_head)
+        error = await failure(applying(client, body=body, deadline=SHORT), UnreachableError)
+        assert f"/a: not done within {SHORT} s ({step})" in str(error)
+        assert ": PATCH http://127.0.0.1:" in str(error)
+        stop.set()
+
+
 async def test_headers_that_never_end() -> None:
     async def drip(_request: Request, wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\n")
@@ -688,7 +827,8 @@ async def test_an_answer_that_breaks_off(start: bytes) -> None:
             await content_of(client)
 
 
-async def test_a_kept_connection_that_the_server_has_closed_is_no_error() -> None:
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+async def test_a_kept_connection_that_the_server_has_closed_is_no_error(method: str) -> None:
     async def handler(request: Request, wire: Wire) -> None:
         # closes when asked for the second time on one connection, as if it had been about to
         if [other.connection for other in server.requests].count(request.connection) > 1:
@@ -698,20 +838,34 @@ async def test_a_kept_connection_that_the_server_has_closed_is_no_error() -> Non
 
     async with talking(handler) as (client, server):
         await client.get("/a")
-        await client.get("/b")
-        assert [(request.target, request.connection) for request in server.requests] == [
+        await asking(client, method, "/b")()
+        assert [(urlsplit(request.target).path, request.connection) for request in server.requests] == [
             ("/a", 0),
             ("/b", 0),
             ("/b", 1),
         ]
+        assert server.requests[1].body == server.requests[2].body == (BODY if method == "PATCH" else b"")
+        assert server.requests[2].method == method
 
 
-async def test_a_new_connection_that_breaks_is_not_tried_again() -> None:
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+async def test_a_kept_connection_is_made_anew_once(method: str) -> None:
+    async def handler(request: Request, wire: Wire) -> None:
+        await (wire.answer("{}") if request.target == "/first" else wire.stream.aclose())
+
+    async with talking(handler) as (client, server):
+        await client.get("/first")
+        await failure(asking(client, method), UnreachableError)
+        assert [request.connection for request in server.requests] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+async def test_a_new_connection_that_breaks_is_not_tried_again(method: str) -> None:
     async def handler(_request: Request, wire: Wire) -> None:
         await wire.stream.aclose()
 
     async with talking(handler) as (client, server):
-        await failure(lambda: client.get("/a"), UnreachableError)
+        await failure(asking(client, method), UnreachableError)
         assert len(server.requests) == 1
 
 
@@ -850,8 +1004,8 @@ def open_files() -> int:
 @pytest.mark.parametrize(
     "way", ["plain", "direct", "tunnel", pytest.param("secure tunnel", marks=pytest.mark.slow), "forwarded"]
 )
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_nothing_is_left_of_what_is_cancelled_at_any_step(authority: Authority, way: str, streamed: bool) -> None:
+@pytest.mark.parametrize("how", ["stream", "get", "apply"])
+async def test_nothing_is_left_of_what_is_cancelled_at_any_step(authority: Authority, way: str, how: str) -> None:
     async def handler(_request: Request, wire: Wire) -> None:
         await wire.begin_chunks()
         await wire.chunk(b"x" * 1000)
@@ -859,11 +1013,13 @@ async def test_nothing_is_left_of_what_is_cancelled_at_any_step(authority: Autho
         await wire.chunk(b"")
 
     async def use(client: ApiClient) -> None:
-        if streamed:
+        if how == "stream":
             async with client.stream("/a", deadline=60) as chunks:
                 await trio.lowlevel.checkpoint()
                 async for _ in chunks:
                     await trio.lowlevel.checkpoint()
+        elif how == "apply":
+            await applying(client, body=bytes(300_000), deadline=60)()
         else:
             await client.get("/a", deadline=60)
 
@@ -892,8 +1048,8 @@ async def test_nothing_is_left_of_what_is_cancelled_at_any_step(authority: Autho
                     instrument.task = trio.lowlevel.current_task()
                     await use(client)
                 trio.lowlevel.remove_instrument(instrument)
-                if streamed or instrument.scope.cancelled_caught:
-                    # before the client is closed; a get that was done keeps its connection
+                if how == "stream" or instrument.scope.cancelled_caught:
+                    # before the client is closed; a request that was done keeps its connection
                     for closed in [wire.closed for wire in server.wires] + (proxy.closed if proxy else []):
                         await closed.wait()
                     await trio.testing.wait_all_tasks_blocked(0.001)

@@ -50,6 +50,7 @@ class FakeClient:
         self.open = False
         self.closed = 0
         self.server_clock_offset: float | None = None
+        self.applied: list[tuple[str, Mapping[str, str], bytes, float]] = []
         self.made.append(self)
 
     async def __aenter__(self) -> Self:
@@ -68,6 +69,10 @@ class FakeClient:
         if self.name in self.fails:
             raise self.fails[self.name]
         return Answer(self.name.encode(), None)
+
+    async def apply(self, path: str, params: Mapping[str, str], body: bytes, *, deadline: float = 10.0) -> Answer:
+        self.applied.append((path, params, body, deadline))
+        return await self.get(path, params, deadline=deadline)
 
     @asynccontextmanager
     async def stream(
@@ -94,23 +99,35 @@ def connection(kubeconfig: Kubeconfig) -> Connection:
 
 
 MENDED = [ApiError("no", code=401), CredentialError("no"), UnreachableError("no")]
-NOT_MENDED = [ApiError("no", code=code) for code in (400, 403, 404, 410, 429, 500)] + [AnswerError("no")]
+NOT_MENDED = [ApiError("no", code=code) for code in (400, 403, 404, 409, 410, 422, 429, 500)] + [AnswerError("no")]
 
 
+async def ask(client: Connection, how: str) -> Answer:
+    return await (client.apply("/", {}, b"{}") if how == "apply" else client.get("/", {}))
+
+
+async def test_what_is_applied(kubeconfig: Kubeconfig) -> None:
+    async with connection(kubeconfig) as client:
+        assert (await client.apply("/a", {"fieldManager": "m"}, b"{}")).body == b"first"
+        await client.apply("/b", {}, b"{1}", deadline=3)
+    assert FakeClient.made[0].applied == [("/a", {"fieldManager": "m"}, b"{}", 10.0), ("/b", {}, b"{1}", 3)]
+
+
+@pytest.mark.parametrize("how", ["get", "apply"])
 @pytest.mark.parametrize("error", MENDED, ids=repr)
 async def test_what_does_not_work_is_read_anew(
-    kubeconfig: Kubeconfig, error: KubernetesError, autojump_clock: MockClock
+    kubeconfig: Kubeconfig, error: KubernetesError, how: str, autojump_clock: MockClock
 ) -> None:
     """Not at once, since most of it heals by itself, and not more often than every RELOAD_INTERVAL."""
     FakeClient.fails = {"first": error}
     async with connection(kubeconfig) as client:
         for _ in range(int(RELOAD_INTERVAL)):
             with pytest.raises(type(error)):
-                await client.get("/", {})
+                await ask(client, how)
             await trio.sleep(1)
         assert kubeconfig.read == 1
         kubeconfig.says = "second"
-        assert (await client.get("/", {})).body == b"second"
+        assert (await ask(client, how)).body == b"second"
         assert kubeconfig.read == 2
         assert [each.closed for each in FakeClient.made] == [1, 0]
         # One that works is not looked at any more.
@@ -120,15 +137,16 @@ async def test_what_does_not_work_is_read_anew(
     assert [each.closed for each in FakeClient.made] == [1, 1]
 
 
+@pytest.mark.parametrize("how", ["get", "apply"])
 @pytest.mark.parametrize("error", NOT_MENDED, ids=repr)
 async def test_other_errors_say_nothing_of_the_kubeconfig(
-    kubeconfig: Kubeconfig, error: KubernetesError, autojump_clock: MockClock
+    kubeconfig: Kubeconfig, error: KubernetesError, how: str, autojump_clock: MockClock
 ) -> None:
     FakeClient.fails = {"first": error}
     async with connection(kubeconfig) as client:
         for _ in range(5):
             with pytest.raises(type(error)):
-                await client.get("/", {})
+                await ask(client, how)
             await trio.sleep(RELOAD_INTERVAL)
     assert kubeconfig.read == 1
 

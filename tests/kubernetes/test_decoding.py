@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.json_texts import JSON, NO_COUNT, NO_OBJECT, NO_TEXT, Verbatim, dump, listed, nested
 from trio_federation_kubernetes.decoding import Decoder, Event, Misfit, Page, reach
-from trio_federation_kubernetes.errors import AnswerError, ApiError
+from trio_federation_kubernetes.errors import AnswerError, ApiError, Cause
 
 
 class Part(msgspec.Struct):
@@ -423,7 +423,7 @@ def test_an_error_event_says_what_its_status_says() -> None:
     )
     assert (error.code, error.status_reason, error.retry_after) == (504, "Timeout", 1)
     assert error.message == "Too large resource version: 99, current: 5"
-    assert (error.causes, error.continue_token) == (("ResourceVersionTooLarge",), "t2")
+    assert (error.causes, error.continue_token) == ((Cause("ResourceVersionTooLarge", message="…"),), "t2")
     assert str(error) == "the API server ended the watch: Too large resource version: 99, current: 5 (code 504)"
 
 
@@ -438,7 +438,7 @@ def test_an_error_event_of_an_expired_version() -> None:
         "message": [],
         "details": {"causes": [5, {"reason": 5}, {"reason": "A"}]},
     }
-    assert (error_of(odd).code, error_of(odd).causes) == (410, ("A",))
+    assert (error_of(odd).code, error_of(odd).causes) == (410, (Cause("A"),))
 
 
 @pytest.mark.parametrize("code", [None, "410", 410.5, True, -1, 1000, 10**30, Verbatim("1e400")])
@@ -478,7 +478,7 @@ def test_any_status_is_an_error(status: dict[str, object], causes: object, wait:
     assert isinstance(error_of(status), ApiError)
     error = error_of({**status, "details": {"causes": causes, "retryAfterSeconds": wait}})
     assert error.retry_after is None or error.retry_after >= 0
-    assert all(isinstance(cause, str) for cause in error.causes)
+    assert all(isinstance(cause, Cause) for cause in error.causes)
 
 
 # --- structs
@@ -547,3 +547,24 @@ def test_a_page_of_many_objects_is_decoded_alike_by_both_ways() -> None:
         Decoder(Pool).page(listed(*pools, pool("odd", status=json.loads("5")))),
     )
     assert slow.objects[:-1] == fast.objects
+
+
+# --- one object
+
+
+def test_the_answer_to_a_write_is_one_object() -> None:
+    body = dump(pool(status={"freeNow": 3, "parts": [{"name": 5}]}))
+    status = Decoder(Pool).single(body).status
+    assert status is not None
+    assert status.free_now == 3
+    assert [repr(part.name) for part in status.parts or ()] == ["5"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"null", b"[]", b"<html>secret</html>", b"{}", b'{"kind":"Status","message":"secret"}', b'"secret"']
+)
+def test_what_is_no_object_is_an_error_that_shows_none_of_the_content(body: bytes) -> None:
+    with pytest.raises(AnswerError) as caught:
+        Decoder(Pool).single(body)
+    assert "secret" not in str(caught.value)
+    assert "see what answers at its address" in str(caught.value)

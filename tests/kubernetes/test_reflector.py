@@ -18,7 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scripts import reflector_table
 from trio_federation_kubernetes import reflector as room
 from trio_federation_kubernetes.decoding import Decoder, Event, Page
-from trio_federation_kubernetes.errors import AnswerError, ApiError, CredentialError, KubernetesError, UnreachableError
+from trio_federation_kubernetes.errors import (
+    AnswerError,
+    ApiError,
+    Cause,
+    CredentialError,
+    KubernetesError,
+    UnreachableError,
+)
 from trio_federation_kubernetes.lines import Lines
 from trio_federation_kubernetes.reflector import (
     FIRST_PAUSE,
@@ -58,7 +65,7 @@ def api_error(code: int, **fields: Any) -> ApiError:
     return ApiError(f"the server answered {code}", code=code, **fields)
 
 
-TOO_LARGE = api_error(504, status_reason="Timeout", causes=("ResourceVersionTooLarge",))
+TOO_LARGE = api_error(504, status_reason="Timeout", causes=(Cause("ResourceVersionTooLarge"),))
 
 
 def error_event(error: ApiError) -> Event[str]:
@@ -276,9 +283,12 @@ def test_a_watch_goes_on_after_an_event_and_not_after_its_end(happening: Happeni
         (api_error(500, status_reason="Expired"), Happening.EXPIRED),
         (TOO_LARGE, Happening.TOO_LARGE),
         (api_error(504, message="Too large resource version: 7, current: 3"), Happening.TOO_LARGE),
-        (api_error(0, status_reason="Timeout", causes=("ResourceVersionTooLarge",)), Happening.TOO_LARGE),
+        (api_error(0, status_reason="Timeout", causes=(Cause("ResourceVersionTooLarge"),)), Happening.TOO_LARGE),
         (api_error(504), Happening.BUSY),
-        (api_error(504, status_reason="Timeout", causes=("SomethingElse",)), Happening.BUSY),
+        (
+            api_error(504, status_reason="Timeout", causes=(Cause("Other", "ResourceVersionTooLarge"),)),
+            Happening.BUSY,
+        ),
         (api_error(429), Happening.BUSY),
         (api_error(0, status_reason="TooManyRequests"), Happening.BUSY),
         (api_error(0, status_reason="InternalError"), Happening.BUSY),

@@ -17,9 +17,10 @@ from tests.kubernetes.test_source import SLACK, TTL, agent_of, idle_of, running,
 from trio_federation import SourceContext
 from trio_federation.testing import source_context
 from trio_federation_kubernetes.errors import KubernetesError
+from trio_federation_kubernetes.opening import DOCUMENT_DEADLINE
 from trio_federation_kubernetes.options import CrdOptions
 from trio_federation_kubernetes.resources import Resource
-from trio_federation_kubernetes.source import LONGEST_SCHEMA_PAUSE, SCHEMA_DEADLINE, TableSource
+from trio_federation_kubernetes.source import LONGEST_SCHEMA_PAUSE, TableSource
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -152,7 +153,7 @@ async def test_what_keeps_the_schema_away_is_told_and_gotten_over(
             await source.collect()
         assert len(server.requests) <= 60
         fault.end()
-        await within(LONGEST_SCHEMA_PAUSE + SCHEMA_DEADLINE + SLACK, source.is_live)
+        await within(LONGEST_SCHEMA_PAUSE + DOCUMENT_DEADLINE + SLACK, source.is_live)
         assert idle_of(await source.collect()) == {"a/p1": 1, "a/p2": 2}
         assert source.troubles() == []
 

@@ -49,11 +49,13 @@ CONNECT_DEADLINE = 5.0
 CREDENTIAL_DEADLINE = 75.0
 #: seconds until a stream's answer has begun
 HEADERS_DEADLINE = 10.0
-#: The largest body that `get` takes, in bytes when unpacked. A page of 500 objects is at most 750 MB in theory, as etcd
-#: takes objects of 1.5 MB; real ones have a few KB.
+#: The largest answer that `get` and `apply` take, in bytes when unpacked. A page of 500 objects is at most 750 MB in
+#: theory, as etcd takes objects of 1.5 MB; real ones have a few KB.
 LARGEST_BODY = 256 * 2**20
-#: how much of the body of an error is read, in bytes, and for how many seconds; a Status object has about 300 bytes
-LARGEST_ERROR_BODY = 64 * 2**10
+#: How much of the body of an error is read, in bytes when unpacked, and for how many seconds. A Status object has about
+#: 300 bytes; one that refuses an apply has as many for each field that is another manager's, of which an env may have a
+#: thousand. One that is cut short cannot be read at all.
+LARGEST_ERROR_BODY = 2 * 2**20
 ERROR_BODY_DEADLINE = 2.0
 #: Seconds that a connection is kept for the next request: long enough for the pages of a list, too short for load
 #: balancers and firewalls to have forgotten it.
@@ -84,6 +86,8 @@ _BROKEN = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, zlib.error)
 _CLOSED_BY_SERVER = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 #: what is shorter is no secret, and might be a part of any word
 _SHORTEST_SECRET = 6
+#: that of server-side apply; JSON is YAML
+_APPLY = "application/apply-patch+yaml"
 _HOST = re.compile(rb"[0-9a-z._:-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
@@ -159,7 +163,23 @@ class ApiClient:
 
         Raises ApiError where the server says no, UnreachableError where there is no answer or not the whole of it,
         AnswerError where it is too large, or a redirect, CredentialError where there is none to sign with."""
-        call = _Call(self._place(path), path, params or {}, "gzip")
+        return await self._whole(_Call(self._place(path), path, params or {}, "gzip"), deadline)
+
+    async def apply(self, path: str, params: Mapping[str, str], body: bytes, *, deadline: float = 10.0) -> Answer:
+        """Applies a configuration (server-side apply) to the object at `path`, or to a subresource of it: a PATCH with
+        `body`, an object as JSON, which has to name no resourceVersion. `params` hold at least the fieldManager. The
+        answer is the object as it is afterwards.
+
+        All else is as with `get`; sending the body counts as part of the request. Where a kept connection turns out to
+        be closed, the request is sent once more, as by `get`, though the server may have got it the first time: the
+        same configuration of the same manager, applied again, changes nothing.
+
+        Raises what `get` does; a conflict with other managers is an ApiError with code 409 and the fields as causes."""
+        call = _Call(self._place(path, "PATCH "), path, params, "gzip", method="PATCH", body=body)
+        return await self._whole(call, deadline)
+
+    async def _whole(self, call: _Call, deadline: float) -> Answer:
+        """The whole answer, within so many seconds from when there is a credential."""
         self._check_open()
         with trio.move_on_after(self._credential_deadline) as signing:
             await self._signature(call)  # which is kept
@@ -244,6 +264,8 @@ class ApiClient:
     async def _send(self, call: _Call, signature: _Signature, *, alone: bool) -> _Exchange:
         self._show(signature.certificate)
         headers = {"Accept-Encoding": call.encoding}
+        if call.body is not None:
+            headers["Content-Type"] = _APPLY
         if signature.authorization is not None:
             headers["Authorization"] = signature.authorization
         exchange = None
@@ -260,9 +282,11 @@ class ApiClient:
         for last in (False, True):
             exchange = _Exchange(call, await self._take_pool(alone=alone), self._clock)
             try:
-                await exchange.send(self._access.server + call.path, call.params, headers)
+                await exchange.send(self._access.server + call.path, headers)
                 break
             except _BROKEN as error:
+                # What is sent once more here may have been done already. Reading does nothing, and applying the same
+                # once more neither; another kind of request would need a rule of its own.
                 if last or exchange.connected or not isinstance(error, _CLOSED_BY_SERVER):
                     raise call.broken(error) from error
         return exchange
@@ -322,9 +346,9 @@ class ApiClient:
         )
         return _Pool(client, self._context)
 
-    def _place(self, path: str) -> str:
+    def _place(self, path: str, verb: str = "") -> str:
         through = f" through the proxy {_shown(self._proxy)}" if self._proxy is not None else ""
-        return f"{self._access.name}: {self._access.server}{path}{through}"
+        return f"{self._access.name}: {verb}{self._access.server}{path}{through}"
 
     # --- answers
 
@@ -341,9 +365,10 @@ class ApiClient:
                 parts.append(chunk)
             else:
                 return b"".join(parts)
+        asked_for_a_list = exchange.call.body is None
+        remedy = "ask for smaller pages" if asked_for_a_list else "no object is as large, so see what answers there"
         raise AnswerError(
-            f"{exchange.call.place}: the answer has more than the {self._largest_body} bytes that are read; "
-            "ask for smaller pages"
+            f"{exchange.call.place}: the answer has more than the {self._largest_body} bytes that are read; {remedy}"
         )
 
     async def _refusal(self, exchange: _Exchange, signature: _Signature) -> KubernetesError:
@@ -382,6 +407,9 @@ class _Call:
     step: str = _SIGNING
     #: why its stream was ended before its time
     ended_by: UnreachableError | None = None
+    method: str = "GET"
+    #: what is applied, as JSON
+    body: bytes | None = field(default=None, repr=False)
 
     def late(self, seconds: float) -> KubernetesError:
         """The error for a deadline that has passed."""
@@ -484,13 +512,20 @@ class _Exchange:
         """Whether a connection was made for this, instead of one that was kept."""
         return bool(self._made)
 
-    async def send(self, url: str, params: Mapping[str, str], headers: Mapping[str, str]) -> None:
+    async def send(self, url: str, headers: Mapping[str, str]) -> None:
         """Send the request, and wait for the answer's headers. Raises one of _BROKEN, and is closed then."""
         try:
             self.call.step = "connecting"
             request = self._pool.client.build_request(
-                "GET", url, params=dict(params), headers=dict(headers), extensions={"trace": self._trace}
+                self.call.method,
+                url,
+                params=dict(self.call.params),
+                headers=dict(headers),
+                content=self.call.body,
+                extensions={"trace": self._trace},
             )
+            if self.call.body is not None:
+                request.stream = _Sent(self.call.body)
             self._response = response = await self._pool.client.send(request, stream=True)
             self.received_at = self._clock()
             self.status = response.status_code
@@ -572,6 +607,27 @@ class _Exchange:
             to_proxy = info["request"].method == b"CONNECT"
             self.call.step = "waiting for the proxy's answer" if to_proxy else "waiting for the answer"
             self.sent_at = self._clock()
+        elif event == "http11.send_request_body.started" and info["request"].method != b"CONNECT":
+            # Only a large body, or one that nobody reads, takes any time.
+            self.call.step = "sending the request"
+        elif event == "http11.send_request_body.complete" and self.call.step == "sending the request":
+            self.call.step = "waiting for the answer"
+
+
+class _Sent(httpx.AsyncByteStream):
+    """A body that is sent. The library's own is a generator, which the garbage collector complains of where sending
+    was broken off. For one reader, once."""
+
+    def __init__(self, body: bytes) -> None:
+        self._parts = iter((body,))
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        for part in self._parts:
+            return part
+        raise StopAsyncIteration
 
 
 class _Chunks:
@@ -595,13 +651,13 @@ class _Chunks:
 
 async def _error_body(exchange: _Exchange) -> bytes:
     """The start of an answer's body, as far as it comes at once: the status matters more than what is said to it."""
-    body = b""
+    body = bytearray()
     with suppress(KubernetesError), trio.move_on_after(ERROR_BODY_DEADLINE):
         async for chunk in _Chunks(exchange):
             body += chunk[: LARGEST_ERROR_BODY - len(body)]
             if len(body) == LARGEST_ERROR_BODY:
                 break
-    return body
+    return bytes(body)
 
 
 def _towards(exchange: _Exchange) -> str:

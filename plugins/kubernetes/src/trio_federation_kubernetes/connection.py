@@ -19,7 +19,7 @@ RELOAD_INTERVAL = 15.0
 
 
 class Api(Protocol):
-    """What sources and informers need of a way to an API server; all of it raises KubernetesErrors."""
+    """What sources, informers and sinks need of a way to an API server; all of it raises KubernetesErrors."""
 
     @property
     def server_clock_offset(self) -> float | None:
@@ -27,6 +27,9 @@ class Api(Protocol):
 
     async def get(self, path: str, params: Mapping[str, str], *, deadline: float = ...) -> Answer:
         """The answer to a plain request."""
+
+    async def apply(self, path: str, params: Mapping[str, str], body: bytes, *, deadline: float = ...) -> Answer:
+        """The answer to a server-side apply of `body`, an object as JSON."""
 
     def stream(
         self, path: str, params: Mapping[str, str], *, deadline: float
@@ -91,6 +94,11 @@ class Connection:
         """As `ApiClient.get`."""
         async with self._client() as client:
             return await client.get(path, params, deadline=deadline)
+
+    async def apply(self, path: str, params: Mapping[str, str], body: bytes, *, deadline: float = 10.0) -> Answer:
+        """As `ApiClient.apply`."""
+        async with self._client() as client:
+            return await client.apply(path, params, body, deadline=deadline)
 
     @asynccontextmanager
     async def stream(

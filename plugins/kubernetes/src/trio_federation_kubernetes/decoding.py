@@ -150,6 +150,18 @@ class Decoder(Generic[T]):
         objects = [found for item in items or () if (found := self._identified(item)) is not None]
         return Page(metadata.resource_version or "", metadata.continue_token or "", objects)
 
+    def single(self, body: bytes) -> T:
+        """Decodes one object, as the answer to a write shows it. Raises AnswerError where the body is no JSON object
+        with a name and a namespace."""
+        item = self._item.read(_fitting(_RAW_OBJECT, body, "object"))
+        found = self._identified(item)
+        if found is None:
+            raise AnswerError(
+                f"the API server's answer of {len(body)} bytes is no object with a name and a namespace; "
+                "see what answers at its address"
+            )
+        return found[1]
+
     def event(self, line: bytes) -> Event[T]:
         """Decodes one event of a watch. Raises AnswerError where the line is no JSON object; whatever else may be wrong
         with an event, the others after it are worth more than an error."""
@@ -222,6 +234,7 @@ class _RawEvent(msgspec.Struct):
 
 _RAW_PAGE = msgspec.json.Decoder(_RawPage)
 _RAW_EVENT = msgspec.json.Decoder(_RawEvent)
+_RAW_OBJECT = msgspec.json.Decoder(Raw)
 
 S = TypeVar("S")
 

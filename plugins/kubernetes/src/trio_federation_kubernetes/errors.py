@@ -4,6 +4,8 @@ arise, with the cause chained. No message holds a credential."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class KubernetesError(Exception):
     """The base of all errors that this plugin raises on purpose."""
@@ -37,14 +39,26 @@ class AnswerError(KubernetesError):
     reason = "answer"
 
 
+class Cause(NamedTuple):
+    """One of the causes in the details of a Status object; each part is one line of a bounded length, and "" where the
+    object does not say."""
+
+    #: a word for programs, such as "FieldManagerConflict"
+    reason: str = ""
+    #: what it is about, as a path: `.status.clusters[clusterID="east"].isLocal`
+    field: str = ""
+    #: in the server's words
+    message: str = ""
+
+
 class ApiError(KubernetesError):
     """The API server said no: an HTTP status of 400 and above, or an ERROR event in a watch.
 
     `code`: the HTTP status, or that of the event's Status object; 0 where there was none. `status_reason`: the Status
     object's reason, such as "Expired"; "" where there was none. `message`: in the server's words, cut to a bounded
     length. `retry_after`: seconds that the server asks to wait; None where it does not say. `continue_token`: the token
-    that the answer to an expired one carries; "" where there is none. `causes`: the reasons in the Status object's
-    details."""
+    that the answer to an expired one carries; "" where there is none. `causes`: those in the Status object's
+    details, at most 1,000."""
 
     def __init__(
         self,
@@ -55,7 +69,7 @@ class ApiError(KubernetesError):
         message: str = "",
         retry_after: float | None = None,
         continue_token: str = "",
-        causes: tuple[str, ...] = (),
+        causes: tuple[Cause, ...] = (),
     ) -> None:
         super().__init__(text)
         self.code = code

@@ -656,4 +656,5 @@ class Reflector(Generic[T]):
 def _is_too_large(error: ApiError) -> bool:
     """Whether a 504 means that the server has not got as far as the version that was sent, and not that it is slow."""
     # Servers before 1.18.6 say so in words alone.
-    return "ResourceVersionTooLarge" in error.causes or "Too large resource version" in error.message
+    named = any(cause.reason == "ResourceVersionTooLarge" for cause in error.causes)
+    return named or "Too large resource version" in error.message

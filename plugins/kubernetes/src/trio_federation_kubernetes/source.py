@@ -4,52 +4,33 @@ way. Which objects are read, and what they mean, is the mapper's business."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 from typing import NoReturn
 
-import msgspec
 import trio
 
 from trio_federation import Capacity, CapacitySource, Change, Identity, SourceContext, Trouble, Withdrawal
-from trio_federation_kubernetes.access import Access
-from trio_federation_kubernetes.client import ApiClient
-from trio_federation_kubernetes.connection import Api, Connection
+from trio_federation_kubernetes.connection import Api
 from trio_federation_kubernetes.errors import ApiError, KubernetesError
 from trio_federation_kubernetes.informer import Informer
-from trio_federation_kubernetes.kubeconfig import find
 from trio_federation_kubernetes.mapping import Mapper
+from trio_federation_kubernetes.opening import Opening, openapi_document
 from trio_federation_kubernetes.options import ConnectionOptions, CrdOptions
-from trio_federation_kubernetes.resources import Resource, Row
+from trio_federation_kubernetes.resources import Row
 from trio_federation_kubernetes.schema import check as check_schema
 from trio_federation_kubernetes.store import Store
 from trio_federation_kubernetes.table import TableMapper
+from trio_federation_kubernetes.troubles import trouble, troubles
 
 #: Changes in one push.
 LARGEST_PUSH = 500
 #: Seconds for which a pool can be said to be saturated: what a record holds.
 LONGEST_SATURATION = 2.0**31 - 1
-#: Namespaces that are named where several have the same trouble; the others are counted.
-NAMED_NAMESPACES = 3
-
-#: Seconds for an OpenAPI document, which has as many schemas as its group has resources.
-SCHEMA_DEADLINE = 15.0
-#: Seconds before it is asked for again, where it was not good enough: at first, and at most.
+#: Seconds before a schema is asked for again, where it was not good enough: at first, and at most.
 FIRST_SCHEMA_PAUSE = 2.0
 LONGEST_SCHEMA_PAUSE = 15.0
-
-#: Where the rights stand that a source needs.
-_RIGHTS = "grant its user list and watch on {resource}"
-#: By the reason of an error, what to do about it.
-_ADVICE = {
-    "forbidden": _RIGHTS + "; config/kubernetes/rbac has the roles",
-    "unauthorized": "see whether its token or certificate has expired or was revoked",
-    "not_found": "install the CustomResourceDefinition of {resource}, or take the source out",
-}
 #: In place of a moment, where nothing is to be told of a namespace.
 _UNKNOWN = float("-inf")
 
@@ -72,10 +53,8 @@ class KubernetesSource(CapacitySource):
         self._context = context
         self._mapper = mapper
         self._store = Store(mapper)
-        self._connect = connect if connect is not None else self._connect_to_server
+        self._connect = connect if connect is not None else Opening(options, context).connect
         self._connection: Api | None = None
-        #: how the API server was reached last, as it was told
-        self._place: tuple[str, str] | None = None
         #: by namespace (None: all of them), who follows it
         self._scopes: dict[str | None, list[Informer]] = {}
         self._news = trio.Event()
@@ -119,32 +98,6 @@ class KubernetesSource(CapacitySource):
             changed=self._wake,
         )
 
-    def _connect_to_server(self) -> AbstractAsyncContextManager[Api]:
-        context = self._context
-        make = partial(ApiClient, clock=context.clock, environment=os.environ)
-        return Connection(self._access, make, clock=context.clock)
-
-    def _access(self) -> Access:
-        """What the kubeconfig says now."""
-        context = self._context
-        access = find(
-            self._options.kubeconfig_path(context.base_dir, os.environ),
-            self._options.context,
-            os.environ,
-            clock=context.clock,
-            wall=time.time,  # noqa: TID251 - an exec plugin says in wall-clock time when its credential expires
-        )
-        place = (access.name, access.server)
-        if place != self._place:  # while nothing works it is read anew again and again
-            context.log.info(
-                "kubernetes_connects",
-                access=access.name,
-                server=access.server,
-                namespaces=self._options.namespaces or "all",
-            )
-        self._place = place
-        return access
-
     def _wake(self) -> None:
         if self._store.has_changes():
             self._news.set()
@@ -187,22 +140,20 @@ class KubernetesSource(CapacitySource):
     def troubles(self) -> Sequence[Trouble]:
         """What went wrong last with each resource and namespace, and has not worked since. Namespaces with the same
         kind of trouble are told together, with the words of the first."""
-        found: dict[tuple[str, Resource], tuple[KubernetesError, list[str | None]]] = {}
-        for namespace, scope in self._scopes.items():
-            for informer in scope:
-                if (error := informer.error) is not None:
-                    kind = error.reason, informer.resource
-                    found.setdefault(kind, (error, []))[1].append(namespace)
-        troubles = self._own_troubles()
-        troubles += [_trouble(resource, error, namespaces) for (_, resource), (error, namespaces) in found.items()]
+        found = self._own_troubles()
+        found += troubles(
+            (informer.resource, namespace, informer.error)
+            for namespace, scope in self._scopes.items()
+            for informer in scope
+        )
         if contested := self._store.contested():
             first = contested[0]
             pool = "/".join(map(str, first.identity[1:]))
             more = f" ({len(contested)} such pools)" if len(contested) > 1 else ""
             counts, does_not = "/".join(first.counts), "/".join(first.does_not)
             text = f"pool {pool} is claimed by {counts}, which counts, and by {does_not}{more}"
-            troubles.append(Trouble("contested", f"{text}; let each object name a pool of its own"))
-        return troubles
+            found.append(Trouble("contested", f"{text}; let each object name a pool of its own"))
+        return found
 
     def _own_troubles(self) -> list[Trouble]:
         """What is in the way before anything is read."""
@@ -283,8 +234,8 @@ class TableSource(KubernetesSource):
     async def _begin(self, connection: Api, informers: Sequence[Informer], nursery: trio.Nursery) -> None:
         """Have them follow once the paths are known to be good, or nobody can tell."""
         pause = FIRST_SCHEMA_PAUSE
-        while (trouble := await self._check_schema(connection)) is not None:
-            self._schema_trouble = trouble
+        while (fault := await self._check_schema(connection)) is not None:
+            self._schema_trouble = fault
             await trio.sleep(pause * self._context.random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_SCHEMA_PAUSE)
         self._schema_trouble = None
@@ -293,20 +244,10 @@ class TableSource(KubernetesSource):
     async def _check_schema(self, connection: Api) -> Trouble | None:
         """Why nothing can be read with these paths, now. None: they are good, or the server has no schema."""
         resource = self._resource
-        root = f"apis/{resource.group}" if resource.group else "api"
         try:
-            answer = await connection.get(f"/openapi/v3/{root}/{resource.version}", {}, deadline=SCHEMA_DEADLINE)
-            try:
-                document = msgspec.json.decode(answer.body)
-            except (msgspec.DecodeError, RecursionError):
-                document = None
-        except ApiError as error:
-            if error.code not in (403, 404, 406):
-                return _trouble(self._resource, error)
-            # It may be that there is no such resource, or that this server shows nobody a schema.
-            document = None
+            document = await openapi_document(connection, resource)
         except KubernetesError as error:
-            return _trouble(self._resource, error)
+            return trouble(resource, error)
         verdict = check_schema(document, resource, self._fields.paths())
         if verdict is None:
             return await self._missing(connection)
@@ -322,25 +263,11 @@ class TableSource(KubernetesSource):
             await connection.get(self._resource.path(namespace), {"limit": "1"})
         except ApiError as error:
             if error.code == 404:
-                return _trouble(self._resource, error)
+                return trouble(self._resource, error)
         except KubernetesError as error:
-            return _trouble(self._resource, error)
+            return trouble(self._resource, error)
         self._context.log.info("kubernetes_schema_unknown", resource=str(self._resource))
         return None
 
     def _own_troubles(self) -> list[Trouble]:
         return [self._schema_trouble] if self._schema_trouble is not None else []
-
-
-def _trouble(resource: Resource, error: KubernetesError, namespaces: Sequence[str | None] = ()) -> Trouble:
-    """What a failed request means to people."""
-    named = [namespace for namespace in namespaces if namespace is not None]
-    rest = len(named) - NAMED_NAMESPACES
-    places = ", ".join(named[:NAMED_NAMESPACES]) + (f" and {rest} more namespaces" if rest > 0 else "")
-    advice = _ADVICE.get(error.reason, "").format(resource=resource)
-    if error.reason == "forbidden" and "system:anonymous" in str(error):
-        advice = "the API server did not accept the credential of the kubeconfig's user, or there is none"
-    return Trouble(
-        error.reason,
-        f"{resource}{f' in {places}' if places else ''}: {error}" + (f"; {advice}" if advice else ""),
-    )

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from trio_federation_kubernetes.errors import ApiError
+from trio_federation_kubernetes.errors import ApiError, Cause
 from trio_federation_kubernetes.server_clock import unix_seconds
 from trio_federation_kubernetes.texts import one_line
 
 #: what is above these is no HTTP status, and no number of seconds to wait
 _HIGHEST_CODE = 999
 _LONGEST_WAIT = 10**9
+#: More causes than these are not read. An apply has one for each field that another manager owns.
+_MOST_CAUSES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Status:
     message: str = ""
     retry_after: float | None = None
     continue_token: str = ""
-    causes: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
     @classmethod
     def of_answer(cls, body: str, media_type: str) -> Status:
@@ -51,15 +53,13 @@ class Status:
         details = _mapping(document.get("details"))
         code = _number(document.get("code"), _HIGHEST_CODE)
         token = _mapping(document.get("metadata")).get("continue")
-        causes = details.get("causes")
-        reasons = [_words(_mapping(cause).get("reason")) for cause in (causes if isinstance(causes, list) else ())]
         return cls(
             code=int(code) if code is not None and code.is_integer() else 0,
             reason=_words(document.get("reason")),
             message=_words(document.get("message")),
             retry_after=_number(details.get("retryAfterSeconds"), _LONGEST_WAIT),
             continue_token=token if isinstance(token, str) else "",
-            causes=tuple(filter(None, reasons)),
+            causes=_causes(details.get("causes")),
         )
 
     def error(self, text: str) -> ApiError:
@@ -109,6 +109,16 @@ def _mapping(value: object) -> Mapping[str, Any]:
 def _number(value: object, most: int) -> float | None:
     """A number from 0 to `most`; None for anything else."""
     return value if isinstance(value, float) and 0 <= value <= most else None
+
+
+def _causes(value: object) -> tuple[Cause, ...]:
+    """What can be read of a list of causes; one of which nothing can be read is none."""
+    first = value[:_MOST_CAUSES] if isinstance(value, list) else ()
+    read = (
+        Cause(_words(each.get("reason")), _words(each.get("field")), _words(each.get("message")))
+        for each in map(_mapping, first)
+    )
+    return tuple(cause for cause in read if any(cause))
 
 
 def _words(value: object) -> str:
