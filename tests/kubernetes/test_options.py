@@ -1,21 +1,25 @@
-"""The options of the sources: what is taken, what is refused and how that is told, all before anything is read."""
+"""The options of the sources and of the sink: what is taken, what is refused and how that is told, all before anything
+is read."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from trio_federation import seconds
 from trio_federation.suggest import every_fault
 from trio_federation_kubernetes.errors import KubeconfigError
 from trio_federation_kubernetes.options import (
     CrdOptions,
     KubernetesOptions,
     SandboxSetOptions,
+    StatusOptions,
     WarmPoolOptions,
     selector_fault,
 )
@@ -28,7 +32,7 @@ CRD: dict[str, Any] = {
     "resource": "runnerpools",
     "fields": {"env": "spec.template", "idle": "status.free", "ceiling": "spec.maxReplicas"},
 }
-ALL = [(KubernetesOptions, {}), (WarmPoolOptions, {}), (SandboxSetOptions, {}), (CrdOptions, CRD)]
+ALL = [(KubernetesOptions, {}), (WarmPoolOptions, {}), (SandboxSetOptions, {}), (CrdOptions, CRD), (StatusOptions, {})]
 
 
 def faults(**options: object) -> list[str]:
@@ -44,7 +48,7 @@ def field_faults(**fields: object) -> list[str]:
 
 
 @pytest.mark.parametrize("struct, least", ALL)
-def test_all_sources_share_their_common_options(struct: type[msgspec.Struct], least: dict[str, Any]) -> None:
+def test_all_tables_share_their_common_options(struct: type[msgspec.Struct], least: dict[str, Any]) -> None:
     bare: Any = msgspec.convert(least, struct)
     assert (bare.kubeconfig, bare.context, bare.namespaces, bare.label_selector, bare.page_size) == (
         None,
@@ -112,6 +116,51 @@ def test_where_a_kubeconfig_is() -> None:
 def test_claims_are_read_unless_switched_off() -> None:
     assert WarmPoolOptions().claims
     assert not msgspec.convert({"claims": False}, WarmPoolOptions).claims
+
+
+def test_a_sink_writes_now_and_then_unless_told_otherwise() -> None:
+    options = StatusOptions()
+    assert [seconds(options.refresh_interval), seconds(options.env_interval)] == [60, 5]
+    assert options.writes_per_second == 20
+    options = msgspec.convert({"refresh_interval": "10s", "env_interval": "10s", "writes_per_second": 1}, StatusOptions)
+    assert (options.refresh_interval, options.env_interval, options.writes_per_second) == ("10s", "10s", 1.0)
+    msgspec.convert({"refresh_interval": "2h", "env_interval": "100ms", "writes_per_second": 0.1}, StatusOptions)
+
+
+@pytest.mark.parametrize(
+    "options, fault",
+    [
+        ({"refresh_interval": 60}, "sink[0].refresh_interval: expected a duration in ms, s, m or h, such as"),
+        ({"refresh_interval": "-60s"}, "sink[0].refresh_interval: expected a duration"),
+        ({"refresh_interval": "9999ms"}, 'sink[0]: refresh_interval "9999ms": expected "10s" or longer'),
+        ({"env_interval": "0s"}, 'sink[0]: env_interval "0s": expected "100ms" or longer, and no longer than'),
+        (
+            {"env_interval": "1.1m"},
+            'sink[0]: env_interval "1.1m": expected "100ms" or longer, and no longer than refresh_interval, which is '
+            '"60s"',
+        ),
+        ({"env_interval": "11s", "refresh_interval": "10s"}, 'sink[0]: env_interval "11s": expected "100ms" or'),
+        ({"writes_per_second": 0.09}, "sink[0].writes_per_second: expected a number from 0.1 to 1000"),
+        ({"writes_per_second": 1000.5}, "sink[0].writes_per_second: expected a number from 0.1 to 1000"),
+        ({"writes_per_second": math.nan}, "sink[0].writes_per_second: expected a number from 0.1 to 1000"),
+        ({"writes_per_second": True}, "sink[0].writes_per_second: expected a number from 0.1 to 1000"),
+        ({"refresh": "1m"}, 'sink[0].refresh: unknown key; did you mean "refresh_interval"?'),
+        # the options that it shares are looked at, too
+        ({"namespaces": ["a", "a"]}, "sink[0]: namespaces[1] 'a' is there twice"),
+    ],
+)
+def test_each_fault_of_a_sink_is_one_line(options: dict[str, object], fault: str) -> None:
+    assert [line[: len(fault)] for line in every_fault(options, StatusOptions, "sink[0]")] == [fault]
+
+
+@given(refresh=st.integers(0, 100_000), every=st.integers(0, 100_000))
+@example(refresh=10_000, every=10_000)
+@example(refresh=10_000, every=10_001)
+@example(refresh=60_000, every=99)
+@example(refresh=9_999, every=100)
+def test_intervals_of_a_sink_are_in_order(refresh: int, every: int) -> None:
+    found = every_fault({"refresh_interval": f"{refresh}ms", "env_interval": f"{every}ms"}, StatusOptions, "sink[0]")
+    assert (found == []) == (refresh >= 10_000 and 100 <= every <= refresh)
 
 
 def test_a_table_of_paths() -> None:

@@ -1,18 +1,24 @@
-"""Tables of paths against the OpenAPI v3 document of a resource. The document here has the shape of what a
-kube-apiserver of version 1.36 makes of a CustomResourceDefinition, cut down to what matters."""
+"""Tables of paths, and what a mirror writes, against the OpenAPI v3 document of a resource. The documents here have the
+shape of what a kube-apiserver of version 1.36 makes of a CustomResourceDefinition, cut down to what matters; the
+documents of a real one are looked at in tests/apiserver."""
 
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_federation_kubernetes.paths import Path, parse
 from trio_federation_kubernetes.resources import Resource
-from trio_federation_kubernetes.schema import Verdict, check
+from trio_federation_kubernetes.sandboxenv import SANDBOXENVS
+from trio_federation_kubernetes.schema import StatusFields, StatusVerdict, Verdict, check, check_status
 
 POOLS = Resource("pools.example.com", "v1", "runnerpools")
 KIND = {"group": "pools.example.com", "version": "v1", "kind": "RunnerPool"}
@@ -366,3 +372,297 @@ def test_a_document_that_is_nested_without_end_costs_no_stack() -> None:
     assert verdict({"idle": "status.free"}, document) == Verdict((), frozenset())
     while inner.get("allOf"):  # taken apart in a loop, as Python would do it by recursion
         (inner,) = inner.pop("allOf")
+
+
+# Whether a status may be written.
+
+DEFINITION = FilePath(__file__).resolve().parents[2] / "config" / "kubernetes" / "crd" / "sandboxenvs.yaml"
+SANDBOXENV = {"group": "agents.navix.sh", "version": "v1alpha1", "kind": "SandboxEnv"}
+COLLECTION = SANDBOXENVS.path("{namespace}")
+SUBRESOURCE = f"{COLLECTION}/{{name}}/status"
+KEEPS = "x-kubernetes-preserve-unknown-fields"
+ENTRY = frozenset(
+    [
+        "isLocal",
+        "lastSnapshotTime",
+        "observedMembers",
+        "idleReplicas",
+        "runningReplicas",
+        "desiredReplicas",
+        "scalingGroups",
+    ]
+)
+MEMBER = frozenset(
+    [
+        "name",
+        "scalingGroup",
+        "idleCount",
+        "runningCount",
+        "desiredReplicas",
+        "pendingRequests",
+        "autoscalingEnabled",
+        "scaleUpHeadroom",
+        "saturatedUntil",
+        "state",
+    ]
+)
+GROUP = ("name", "totalIdle", "totalRunning", "totalDesired", "totalPending")
+ALL_FIELDS = StatusFields(True, ENTRY, MEMBER)
+CLUSTERS = "status.clusters"
+MEMBERS = f"{CLUSTERS}.observedMembers"
+GROUPS = f"{CLUSTERS}.scalingGroups"
+
+
+@functools.cache
+def definition() -> dict[str, Any]:
+    """The schema of SandboxEnvs in config/kubernetes."""
+    (version,) = yaml.safe_load(DEFINITION.read_text(encoding="utf-8"))["spec"]["versions"]
+    found: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return found
+
+
+def sandboxenvs() -> dict[str, Any]:
+    """Their document, to be changed at will."""
+    operations = {each: {"x-kubernetes-group-version-kind": SANDBOXENV} for each in ("get", "put", "patch")}
+    return {
+        "openapi": "3.0.0",
+        "paths": {path: copy.deepcopy(operations) for path in (COLLECTION, f"{COLLECTION}/{{name}}", SUBRESOURCE)},
+        "components": {
+            "schemas": {
+                "sh.navix.agents.v1alpha1.SandboxEnv": {
+                    **copy.deepcopy(definition()),
+                    "x-kubernetes-group-version-kind": [SANDBOXENV],
+                }
+            }
+        },
+    }
+
+
+def at(document: dict[str, Any], path: str) -> dict[str, Any]:
+    """What a document says of a field of SandboxEnvs: names joined by dots, items of a list without a sign."""
+    found: dict[str, Any] = document["components"]["schemas"]["sh.navix.agents.v1alpha1.SandboxEnv"]
+    for name in filter(None, path.split(".")):
+        found = found.get("items", found)["properties"][name]
+    return found
+
+
+def of_status(document: object) -> StatusVerdict:
+    found = check_status(document, SANDBOXENVS)
+    assert found is not None
+    return found
+
+
+def closed(document: dict[str, Any]) -> dict[str, Any]:
+    """The same, but no field is kept that is not declared."""
+    for container, key in places(document):
+        if key == KEEPS:
+            del container[key]
+    return document
+
+
+@pytest.mark.parametrize("adapt", [lambda document: document, closed])
+def test_what_is_defined_here_may_be_written_whole(adapt: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    assert of_status(adapt(sandboxenvs())) == StatusVerdict((), ALL_FIELDS)
+
+
+def without_keys(path: str) -> Callable[[dict[str, Any]], None]:
+    def adapt(document: dict[str, Any]) -> None:
+        del at(document, path)["x-kubernetes-list-type"], at(document, path)["x-kubernetes-list-map-keys"]
+
+    return adapt
+
+
+def saying(path: str, **words: object) -> Callable[[dict[str, Any]], None]:
+    """Says something else of a field; "type_" and "keys" stand for what has dashes."""
+    names = {"type_": "x-kubernetes-list-type", "keys": "x-kubernetes-list-map-keys"}
+    return lambda document: at(document, path).update({names.get(name, name): word for name, word in words.items()})
+
+
+def without(path: str, *, kept: bool = False) -> Callable[[dict[str, Any]], None]:
+    """Does not have a field, and does not keep it where it is not `kept`."""
+
+    def adapt(document: dict[str, Any]) -> None:
+        above, _, name = path.rpartition(".")
+        whole = at(document, above)
+        whole = whole.get("items", whole)
+        del whole["properties"][name]
+        whole[KEEPS] = kept
+
+    return adapt
+
+
+def without_operation(document: dict[str, Any]) -> None:
+    del document["paths"][SUBRESOURCE]["patch"]
+
+
+def without_subresource(document: dict[str, Any]) -> None:
+    del document["paths"][SUBRESOURCE]
+
+
+KEYS = "x-kubernetes-list-type: map and x-kubernetes-list-map-keys: "
+INSTALL = "or install config/kubernetes/crd/sandboxenvs.yaml"
+UNKEYED = "is a list without keys, so an apply would replace entries of others; make it a list with"
+
+
+@pytest.mark.parametrize(
+    "adapt, fault",
+    [
+        (without_keys(CLUSTERS), f"status.clusters {UNKEYED} {KEYS}[clusterID] in your definition, {INSTALL}"),
+        (saying(CLUSTERS, type_="atomic"), f"status.clusters {UNKEYED}"),
+        (saying(CLUSTERS, type_="set"), f"status.clusters {UNKEYED}"),
+        (saying(CLUSTERS, keys=[]), f"status.clusters {UNKEYED}"),
+        (
+            saying(CLUSTERS, keys=["clusterID", "region"]),
+            "status.clusters is a list with the keys clusterID, region in place of clusterID, so an apply would",
+        ),
+        (saying(CLUSTERS, type="object"), "status.clusters is an object, where a list is needed; make it a list with"),
+        (without(CLUSTERS), f"status.clusters is not declared as a list; make it a list with {KEYS}[clusterID] in"),
+        # lists that are not declared have no keys
+        (without(CLUSTERS, kept=True), "status.clusters is not declared as a list"),
+        (without("status"), "status.clusters is not declared as a list"),
+        (
+            without_keys(MEMBERS),
+            f"status.clusters[].observedMembers {UNKEYED} {KEYS}[name] in your definition, {INSTALL}",
+        ),
+        (saying(MEMBERS, keys=["id"]), "status.clusters[].observedMembers is a list with the keys id in place of name"),
+        (saying(MEMBERS, type="string"), "status.clusters[].observedMembers is a text, where a list is needed"),
+        (without(MEMBERS), "status.clusters[].observedMembers is not declared as a list"),
+        (without(MEMBERS, kept=True), "status.clusters[].observedMembers is not declared as a list"),
+        (
+            without(f"{CLUSTERS}.isLocal"),
+            "status.clusters[].isLocal is not declared as true or false, so entries of other clusters could be taken "
+            f"for the cluster's own; declare it with type: boolean in your definition, {INSTALL}",
+        ),
+        (saying(f"{CLUSTERS}.isLocal", type="string"), "status.clusters[].isLocal is not declared as true or false"),
+        (
+            without_subresource,
+            "sandboxenvs.agents.navix.sh has no status subresource, and nothing else of an object is written; add "
+            f"subresources: {{status: {{}}}} to its version in your definition, {INSTALL}",
+        ),
+        (without_operation, "sandboxenvs.agents.navix.sh has no status subresource"),
+    ],
+)
+def test_each_reason_not_to_write_is_one_fault(adapt: Callable[[dict[str, Any]], None], fault: str) -> None:
+    document = sandboxenvs()
+    adapt(document)
+    (found,) = of_status(document).faults
+    assert found.startswith(fault)
+    assert found.endswith(INSTALL)
+    assert "\n" not in found
+
+
+def test_all_reasons_are_told_at_once() -> None:
+    document = sandboxenvs()
+    for adapt in (without_subresource, without_keys(CLUSTERS), without_keys(MEMBERS), without(f"{CLUSTERS}.isLocal")):
+        adapt(document)
+    places = [line.split(" ")[0] for line in of_status(document).faults]
+    assert places == [
+        "sandboxenvs.agents.navix.sh",
+        "status.clusters",
+        "status.clusters[].observedMembers",
+        "status.clusters[].isLocal",
+    ]
+
+
+#: where fields may be missing, by the field's path; not those without which nothing is written
+OPTIONAL = [
+    *(f"{CLUSTERS}.{name}" for name in sorted(ENTRY - {"isLocal", "observedMembers"})),
+    *(f"{MEMBERS}.{name}" for name in sorted(MEMBER - {"name"})),
+    *(f"{GROUPS}.{name}" for name in GROUP),
+    *(f"status.federation{name}" for name in ("", ".clusters", ".idleReplicas", ".lastSnapshotTime")),
+]
+
+
+@given(st.sets(st.sampled_from(OPTIONAL)), st.sampled_from(["gone", "of another type"]))
+def test_what_is_not_declared_is_not_written(missing: set[str], how: str) -> None:
+    document = closed(sandboxenvs())
+    for path in sorted(missing, reverse=True):  # what is inside comes first
+        above, _, name = path.rpartition(".")
+        whole = at(document, above)
+        properties = whole.get("items", whole)["properties"]
+        if how == "gone":
+            del properties[name]
+        else:
+            # nothing that is written is text in one place and true or false in another
+            properties[name]["type"] = "boolean" if properties[name]["type"] != "boolean" else "string"
+    entry = {name for name in ENTRY if f"{CLUSTERS}.{name}" not in missing}
+    if any(path.startswith(GROUPS) for path in missing):
+        entry -= {"scalingGroups"}  # all of it, or nothing: a sum without its counts would read as none
+    member = {name for name in MEMBER if f"{MEMBERS}.{name}" not in missing}
+    federation = not any(path.startswith("status.federation") for path in missing)
+    assert of_status(document) == StatusVerdict((), StatusFields(federation, frozenset(entry), frozenset(member)))
+
+
+@given(st.sets(st.sampled_from([path for path in OPTIONAL if path not in (GROUPS, "status.federation")])))
+def test_what_is_kept_without_being_declared_is_written(missing: set[str]) -> None:
+    document = sandboxenvs()
+    for path in missing:
+        without(path, kept=True)(document)
+    assert of_status(document) == StatusVerdict((), ALL_FIELDS)
+
+
+def test_sums_by_group_need_a_list_with_keys() -> None:
+    for adapt in (without_keys(GROUPS), saying(GROUPS, keys=["id"]), without(GROUPS, kept=True)):
+        document = sandboxenvs()
+        adapt(document)
+        assert of_status(document) == StatusVerdict((), StatusFields(True, ENTRY - {"scalingGroups"}, MEMBER))
+
+
+def test_what_the_federation_comes_to_may_be_kept_without_being_declared() -> None:
+    document = sandboxenvs()
+    without("status.federation", kept=True)(document)
+    assert of_status(document) == StatusVerdict((), ALL_FIELDS)
+    # but an object that says nothing of its fields has none
+    document = sandboxenvs()
+    at(document, "status")["properties"]["federation"] = {"type": "object"}
+    assert of_status(document).fields == ALL_FIELDS._replace(federation=False)
+    at(document, "status")["properties"]["federation"] = {"type": "object", "additionalProperties": True}
+    assert of_status(document).fields == ALL_FIELDS
+
+
+def test_a_schema_may_be_put_together_from_others() -> None:
+    document = sandboxenvs()
+    schemas = document["components"]["schemas"]
+    for name, path in (("Entry", CLUSTERS), ("Member", MEMBERS)):
+        schemas[name] = at(document, path)["items"]
+    at(document, CLUSTERS)["items"] = {"allOf": [{"$ref": "#/components/schemas/Entry"}]}
+    schemas["Entry"]["properties"]["observedMembers"]["items"] = {"$ref": "#/components/schemas/Member"}
+    assert of_status(document) == StatusVerdict((), ALL_FIELDS)
+
+
+def test_nothing_is_written_that_a_document_does_not_describe() -> None:
+    assert check_status(DOCUMENT, SANDBOXENVS) is None
+    assert check_status(None, SANDBOXENVS) is None
+    document = sandboxenvs()
+    del document["components"]["schemas"]["sh.navix.agents.v1alpha1.SandboxEnv"]
+    assert check_status(document, SANDBOXENVS) is None
+    assert check_status(DOCUMENT, Resource("pools.example.com", "v1", "wides")) == StatusVerdict(
+        ("wides.pools.example.com is cluster-wide; only namespaced resources can be written",),
+        StatusFields(False, frozenset(), frozenset()),
+    )
+    # one that is described by nothing but its kind
+    found = check_status(DOCUMENT, Resource("pools.example.com", "v1", "opens"))
+    assert found is not None
+    assert [line.split(" ")[0] for line in found.faults] == ["opens.pools.example.com", "status.clusters"]
+
+
+@given(st.lists(st.tuples(st.integers(min_value=0), odd), min_size=1, max_size=4))
+def test_whatever_a_document_says_nothing_is_written_without_keys(changes: list[tuple[int, Any]]) -> None:
+    document = sandboxenvs()
+    for number, value in changes:
+        if found := places(document):
+            container, key = found[number % len(found)]
+            container[key] = value
+    verdict = check_status(document, SANDBOXENVS)
+    if verdict is None or verdict.faults:
+        assert verdict is None or all("\n" not in line for line in verdict.faults)
+        return
+    for path, keys in ((CLUSTERS, ["clusterID"]), (MEMBERS, ["name"])):
+        said = at(document, path)
+        assert (said["x-kubernetes-list-type"], said["x-kubernetes-list-map-keys"]) == ("map", keys)
+    assert "patch" in document["paths"][SUBRESOURCE]
+
+
+@given(odd)
+def test_anything_may_come_instead_of_a_document_to_write_by(document: Any) -> None:
+    assert check_status(document, SANDBOXENVS) is None

@@ -1,7 +1,8 @@
-"""The options of `[[source]]` tables of the types "kubernetes", "warmpool", "sandboxset" and "crd", and the table that
-is inside of the last one. What they say is checked here as far as it can be without a file or a server, so that `check`
-finds it: also the syntax of label selectors, by the rules of the API server. Whether a resource has the fields that are
-named is `schema.py`; what is made of a kubeconfig is `kubeconfig.py`."""
+"""The options of `[[source]]` tables of the types "kubernetes", "warmpool", "sandboxset" and "crd", of the table that
+is inside of the last one, and of `[[sink]]` tables of the type "kubernetes-status". What they say is checked here as
+far as it can be without a file or a server, so that `check` finds it: also the syntax of label selectors, by the rules
+of the API server. Whether a resource has the fields that are named is `schema.py`; what is made of a kubeconfig is
+`kubeconfig.py`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import Annotated, NoReturn, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from trio_federation import Duration, seconds
 from trio_federation_kubernetes.errors import KubeconfigError
 from trio_federation_kubernetes.paths import Path, PathError, parse
 from trio_federation_kubernetes.resources import Resource, is_namespace
@@ -36,14 +38,15 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ConnectionOptions(_Table, frozen=True, kw_only=True):
-    """What every source of this plugin may say: which API server, and which of its objects."""
+    """What every source and sink of this plugin may say: which API server, and which of its objects."""
 
     #: the path of a kubeconfig, relative to the folder of the configuration file; see `kubeconfig_path`. None: the
     #: pod's service account, else the files of KUBECONFIG, else ~/.kube/config
     kubeconfig: Annotated[str, Meta(min_length=1, description="the path of a kubeconfig")] | None = None
     #: a context of the kubeconfig; None for its current one
     context: Annotated[str, Meta(min_length=1, description="the name of a context in the kubeconfig")] | None = None
-    #: the namespaces that are read, each by itself, so that no cluster-wide right is needed; None for all of them
+    #: the namespaces that are read, each by itself, so that no cluster-wide right is needed; None for all of them. What
+    #: is not read is not written
     namespaces: (
         Annotated[
             tuple[str, ...],
@@ -218,6 +221,35 @@ class CrdOptions(ConnectionOptions, frozen=True, kw_only=True):
     def watched(self) -> Resource:
         """The resource that is read."""
         return Resource(self.group, self.version, self.resource)
+
+
+#: the shortest intervals of a sink
+LEAST_REFRESH_INTERVAL = "10s"
+LEAST_ENV_INTERVAL = "100ms"
+
+
+class StatusOptions(ConnectionOptions, frozen=True, kw_only=True):
+    """What a table of type "kubernetes-status" may hold. The envs that it chooses are those whose status is written."""
+
+    #: how long after a write an env is written again although nothing but ages has moved; at least 10 seconds
+    refresh_interval: Duration = "60s"
+    #: the least time between two writes of one env; from 0.1 seconds to `refresh_interval`
+    env_interval: Duration = "5s"
+    #: the most writes per second, of all envs together
+    writes_per_second: Annotated[float, Meta(ge=0.1, le=1000, description="a number from 0.1 to 1000")] = 20.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refresh = seconds(self.refresh_interval)
+        if refresh < seconds(LEAST_REFRESH_INTERVAL):
+            raise ValueError(
+                f'refresh_interval "{self.refresh_interval}": expected "{LEAST_REFRESH_INTERVAL}" or longer'
+            )
+        if not seconds(LEAST_ENV_INTERVAL) <= seconds(self.env_interval) <= refresh:
+            raise ValueError(
+                f'env_interval "{self.env_interval}": expected "{LEAST_ENV_INTERVAL}" or longer, and no longer than '
+                f'refresh_interval, which is "{self.refresh_interval}"'
+            )
 
 
 # --- label selectors, as the API server parses them (k8s.io/apimachinery/pkg/labels)

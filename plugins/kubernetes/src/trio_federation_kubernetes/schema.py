@@ -1,7 +1,11 @@
-"""Whether a resource has the fields that a table of paths names, by the OpenAPI v3 document that an API server has of
-each group and version (GET /openapi/v3/apis/GROUP/VERSION, /openapi/v3/api/VERSION). Pure: the document is parsed
-already. A check that cannot tell says so or keeps silent, since a server need not describe everything that it serves;
-only what is certain is a fault. What is read from objects in the end is `table.py`."""
+"""Whether a resource has the fields that a table of paths names, and whether the view of other clusters may be written
+into the status of SandboxEnvs, by the OpenAPI v3 document that an API server has of each group and version
+(GET /openapi/v3/apis/GROUP/VERSION, /openapi/v3/api/VERSION). Pure: the document is parsed already. What is read from
+objects in the end is `table.py`, and what is written is `segments.py`.
+
+For reading, a check that cannot tell says so or keeps silent, since a server need not describe everything that it
+serves; only what is certain is a fault. For writing it is the other way round: nothing is written unless the document
+says that it leaves the entries of others alone."""
 
 from __future__ import annotations
 
@@ -43,14 +47,11 @@ def check(document: object, resource: Resource, paths: Mapping[str, Path]) -> Ve
     """Holds the `paths`, as `options.Fields.paths` gives them, against the schema of a resource. None where the
     document, which may be anything, does not describe it."""
     document = _mapping(document)
-    kind = _kind(document, resource.path("{namespace}"))
-    if kind is None:
-        if _kind(document, resource.path()) is None:
-            return None
-        return Verdict((f"{resource} is cluster-wide; only namespaced resources can be read",), frozenset())
-    root = _schema(document, kind)
+    root = _root(document, resource, "read")
     if root is None:
         return None
+    if isinstance(root, str):
+        return Verdict((root,), frozenset())
     schemas = _schemas(document)
     faults: list[str] = []
     texts: set[str] = set()
@@ -78,7 +79,169 @@ def _wanted(name: str) -> frozenset[str]:
     return _TEXT_TYPES if name in _TEXTS else _FLAG_TYPES if name in _FLAGS else _COUNT_TYPES
 
 
+# --- whether a status may be written
+
+#: where the definition is that is always good
+_DEFINITION = "config/kubernetes/crd/sandboxenvs.yaml"
+_LIST_TYPE = "x-kubernetes-list-type"
+_LIST_KEYS = "x-kubernetes-list-map-keys"
+
+_COUNT = frozenset(["integer", "number"])
+_TEXT = frozenset(["string"])
+_FLAG = frozenset(["boolean"])
+_OBJECT = frozenset(["object"])
+
+_FEDERATION = {"clusters": _COUNT, "idleReplicas": _COUNT, "lastSnapshotTime": _TEXT}
+_ENTRY = {
+    "isLocal": _FLAG,
+    "lastSnapshotTime": _TEXT,
+    "idleReplicas": _COUNT,
+    "runningReplicas": _COUNT,
+    "desiredReplicas": _COUNT,
+}
+_GROUP = {"name": _TEXT, "totalIdle": _COUNT, "totalRunning": _COUNT, "totalDesired": _COUNT, "totalPending": _COUNT}
+_MEMBER = {
+    "name": _TEXT,
+    "scalingGroup": _TEXT,
+    "idleCount": _COUNT,
+    "runningCount": _COUNT,
+    "desiredReplicas": _COUNT,
+    "pendingRequests": _COUNT,
+    "autoscalingEnabled": _FLAG,
+    "scaleUpHeadroom": _COUNT,
+    "saturatedUntil": _TEXT,
+    "state": _TEXT,
+}
+
+_CLUSTERS = Path(("status", "clusters"))
+_ENTRIES = Path((*_CLUSTERS.steps, 0))
+_GROUPS = Path((*_ENTRIES.steps, "scalingGroups"))
+_MEMBERS = Path((*_ENTRIES.steps, "observedMembers"))
+
+
+class StatusFields(NamedTuple):
+    """The parts of a SandboxEnv's status that a server takes: those that its schema declares with a type that holds
+    what is written, and all of them where the schema keeps fields that it does not know."""
+
+    #: whether status.federation is there, with each of its fields
+    federation: bool
+    #: in an entry of status.clusters: isLocal, lastSnapshotTime, idleReplicas, runningReplicas, desiredReplicas,
+    #: observedMembers and scalingGroups, of these two only lists with keys
+    entry: frozenset[str]
+    #: in an entry of observedMembers: name, scalingGroup, idleCount, runningCount, desiredReplicas, pendingRequests,
+    #: autoscalingEnabled, scaleUpHeadroom, saturatedUntil, state
+    member: frozenset[str]
+
+
+class StatusVerdict(NamedTuple):
+    """What a schema says of writing the view of other clusters into a status."""
+
+    #: a line for each reason why nothing may be written, with what to do about it
+    faults: tuple[str, ...]
+    #: what may be written where there is no fault
+    fields: StatusFields
+
+
+def check_status(document: object, resource: Resource) -> StatusVerdict | None:
+    """Whether entries of other clusters may be written into the status of SandboxEnvs, which are `resource`, and which
+    of their fields. None where the document, which may be anything, does not describe them."""
+    document = _mapping(document)
+    root = _root(document, resource, "written")
+    if root is None:
+        return None
+    if isinstance(root, str):
+        return StatusVerdict((root,), StatusFields(False, frozenset(), frozenset()))
+    schemas = _schemas(document)
+    faults = []
+    operations = _mapping(_mapping(document.get("paths")).get(f"{resource.path('{namespace}')}/{{name}}/status"))
+    if "patch" not in operations:
+        faults.append(
+            f"{resource} has no status subresource, and nothing else of an object is written; add subresources: "
+            f"{{status: {{}}}} to its version in your definition, or install {_DEFINITION}"
+        )
+    if (fault := _list_fault(schemas, root, _CLUSTERS, "clusterID")) is not None:
+        faults.append(fault)
+
+    entries = _follow(schemas, root, _ENTRIES)
+    entry = _taken(schemas, entries, _ENTRY)
+    members_fault = _list_fault(schemas, root, _MEMBERS, "name")
+    if members_fault is None:
+        entry |= {"observedMembers"}
+    group = _taken(schemas, _follow(schemas, root, Path((*_GROUPS.steps, 0))), _GROUP)
+    if group == _GROUP.keys() and _list_fault(schemas, root, _GROUPS, "name") is None:
+        entry |= {"scalingGroups"}
+    if entries and not isinstance(entries, str):  # else the fault of the list says enough
+        if members_fault is not None:
+            faults.append(members_fault)
+        if "isLocal" not in entry:
+            faults.append(
+                f"{_shown(_ENTRIES)}.isLocal is not declared as true or false, so entries of other clusters could be "
+                f"taken for the cluster's own; declare it with type: boolean in your definition, or install "
+                f"{_DEFINITION}"
+            )
+
+    federation = _taken(schemas, _follow(schemas, root, Path(("status",))), {"federation": _OBJECT}) and _taken(
+        schemas, _follow(schemas, root, Path(("status", "federation"))), _FEDERATION
+    )
+    member = _taken(schemas, _follow(schemas, root, Path((*_MEMBERS.steps, 0))), _MEMBER)
+    return StatusVerdict(tuple(faults), StatusFields(federation == _FEDERATION.keys(), entry, member))
+
+
+def _list_fault(schemas: _Part, root: _Part, path: Path, key: str) -> str | None:
+    """Why a list is not one of entries that each have an owner, told apart by `key`; None where it is."""
+    parts = _follow(schemas, root, path)
+    types = None if isinstance(parts, str) else _types(schemas, parts)
+    if isinstance(parts, str) or types is None:
+        fault = "is not declared as a list"
+    elif "array" not in types:
+        fault = f"is {_words(types)}, where a list is needed"
+    else:
+        keys = [_list(part.get(_LIST_KEYS)) for part in parts if part.get(_LIST_TYPE) == "map"]
+        if [key] in keys:
+            return None
+        others = ", ".join(str(other) for other in keys[0]) if keys else ""
+        fault = f"is a list with the keys {others} in place of {key}" if others else "is a list without keys"
+        fault += ", so an apply would replace entries of others"
+    remedy = f"make it a list with {_LIST_TYPE}: map and {_LIST_KEYS}: [{key}] in your definition"
+    return f"{_shown(path)} {fault}; {remedy}, or install {_DEFINITION}"
+
+
+def _shown(path: Path) -> str:
+    """A path on which an item stands for each of its list."""
+    return str(path).replace("[0]", "[]")
+
+
+def _taken(schemas: _Part, parts: _Parts | str, wanted: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Of the fields that are `wanted`, with the types that would be written, those that an object of these parts may
+    have; no parts describe an object that may have any, and a text is why there is no such object."""
+    if isinstance(parts, str):
+        return frozenset()
+    if not parts:
+        return frozenset(wanted)
+    found = set()
+    for name, types in wanted.items():
+        inner = _field(schemas, parts, name)
+        if inner is None:
+            continue
+        declared = _types(schemas, _flat(schemas, inner))
+        if declared is None or declared & types:
+            found.add(name)
+    # Without any properties `_field` cannot tell, but a server that prunes takes none of them.
+    return frozenset(found) if _names(schemas, parts) or _keeps_unknown(schemas, parts) else frozenset()
+
+
 # --- where the resource is in the document
+
+
+def _root(document: Mapping[object, object], resource: Resource, used: str) -> Mapping[object, object] | str | None:
+    """The schema of a resource's objects; why they cannot be `used`; None where the document does not describe them."""
+    kind = _kind(document, resource.path("{namespace}"))
+    if kind is not None:
+        return _schema(document, kind)
+    if _kind(document, resource.path()) is None:
+        return None
+    return f"{resource} is cluster-wide; only namespaced resources can be {used}"
+
 
 #: group, version and kind
 _Kind = tuple[str, str, str]
@@ -164,6 +327,14 @@ def _field(schemas: _Part, parts: _Parts, name: str) -> list[object] | None:
         return []
     # an object without any properties is one that is not described: a RawExtension, a resource without a schema
     return None if _names(schemas, parts) else []
+
+
+def _keeps_unknown(schemas: _Part, parts: _Parts) -> bool:
+    """Whether an object may have fields that are not named."""
+    return any(
+        part.get("x-kubernetes-preserve-unknown-fields") is True or part.get("additionalProperties", False) is not False
+        for part in _with_choices(schemas, parts)
+    )
 
 
 def _names(schemas: _Part, parts: _Parts) -> list[str]:
