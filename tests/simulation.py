@@ -30,6 +30,7 @@ from trio_federation.rpc import (
     MemoryLink,
     open_bridge,
 )
+from trio_federation.standing import Standing
 
 T = TypeVar("T")
 
@@ -300,6 +301,7 @@ class AgentProcess:
             credential=cluster.credential,
             clock=cluster.clock,
             generator=generator,
+            standing=cluster.standing,
         )
         #: set when it has ended
         self.ended = trio.Event()
@@ -352,6 +354,8 @@ class SimulatedCluster:
         #: by the hub's name
         self.routes = {hub.name: Route(name, hub) for hub in simulation.every_hub()}
         self.credential: str | None = SECRET
+        #: what the hubs say of the reports of the agent that was started last
+        self.standing = Standing()
         #: seconds by which this cluster's clock is ahead of everybody else's
         self.clock_offset = 0.0
         self._base = trio_clock()
@@ -381,8 +385,13 @@ class SimulatedCluster:
     def _now(self) -> float:
         return self._base() + self.clock_offset
 
+    def is_reporter(self) -> bool | None:
+        """Whether the agent that was started last is the one that reports, for the contexts of its sinks."""
+        return self.standing.is_reporter()
+
     async def start(self) -> AgentProcess:
         """Start an agent, also beside one that runs."""
+        self.standing = Standing()
         process = AgentProcess(self, self.simulation.generator(self.name))
         await self.simulation.nursery.start(process.run)
         self.process = process

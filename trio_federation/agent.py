@@ -40,6 +40,7 @@ from trio_federation.router import Placed, Placement, Router
 from trio_federation.rpc import Dialer, open_bridge
 from trio_federation.sinks import SinkAccount, SinkRunner
 from trio_federation.sources import Batch, Collected, SourceAccount, SourceRunner, remake_backoff
+from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
 
 log = structlog.get_logger("trio_federation.agent")
@@ -68,7 +69,9 @@ class Agent:
     boot, as `clock` has to.
     `hubs`: how to dial each hub, by the name that the configuration gives it.
     `credential`: what proves the cluster to a hub; None where a client certificate does.
-    `clock`: seconds; by default that of the Trio loop in which the agent is made. `generator`: for ids and jitter."""
+    `clock`: seconds; by default that of the Trio loop in which the agent is made. `generator`: for ids and jitter.
+    `standing`: kept by the agent, for its sinks to ask whether it is the one that reports for its cluster; it is made
+    outside where they are, and must be no other agent's."""
 
     def __init__(
         self,
@@ -84,9 +87,12 @@ class Agent:
         clock: Clock | None = None,
         generator: random.Random | None = None,
         metrics: FederationMetrics | None = None,
+        standing: Standing | None = None,
     ) -> None:
         self.cluster_id = cluster_id
         self.settings = settings
+        #: what the hubs say of its reports
+        self.standing = standing if standing is not None else Standing()
         self.metrics = metrics if metrics is not None else FederationMetrics()
         self._isolated = isolated
         self._random = generator if generator is not None else random.SystemRandom()
@@ -198,6 +204,7 @@ class Agent:
                     clock=self._clock,
                     generator=self._random,
                     metrics=self.metrics,
+                    standing=self.standing,
                 )
             )
         return links

@@ -103,7 +103,7 @@ EVENTS: dict[str, dict[str, Event]] = {
         "source_trouble": Event(
             "warning",
             "A source goes on, but something keeps it from telling everything.",
-            ("source", "what", "error", "reasons", "records", *_SUMMED),
+            ("source", "what", "error", "reasons", "parties?", "records", *_SUMMED),
             "See the error. What it cannot vouch for ages out; the rest is told as ever.",
         ),
         "source_works": Event(
@@ -117,9 +117,16 @@ EVENTS: dict[str, dict[str, Event]] = {
         ),
         "sink_failed": Event(
             "warning",
-            "A sink could not be made (`create`), run (`run`) or told (`update`), or holds its thread (`blocked`).",
+            "A sink could not be made (`create`), run (`run`), told (`update`) or asked what troubles it (`troubles`), "
+            "or holds its thread (`blocked`).",
             ("sink", "what", "error", *_SUMMED),
             "See the error.",
+        ),
+        "sink_trouble": Event(
+            "warning",
+            "A sink goes on, but something keeps it from showing everything; `parties` says who else is involved.",
+            ("sink", "what", "error", "reasons", "parties?", *_SUMMED),
+            "See the error. It is told as ever, and tries by itself to get over it.",
         ),
         "sink_works": Event("info", "What had failed of a sink works again.", ("sink", "what", "failures_before")),
         "close_failed": Event(

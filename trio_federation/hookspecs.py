@@ -58,12 +58,16 @@ class _Lifecycle:
 
 
 class Trouble(NamedTuple):
-    """What keeps a source from telling everything, although it goes on, and tries by itself to get over it."""
+    """What keeps a source from telling everything, or a sink from showing everything, although it goes on, and tries by
+    itself to get over it."""
 
     #: one of a few fixed words, in lower-case letters and underscores, such as "forbidden": a metric's label
     reason: str
     #: a line for people: what is missing because of what, and what to do about it
     detail: str
+    #: who else is involved, where that is one of a few names, such as a field manager of Kubernetes; "" for nobody.
+    #: One line, of which 100 characters are kept. A label of a sink's metric, but not of a source's
+    party: str = ""
 
 
 class CapacitySource(_Lifecycle, abc.ABC):
@@ -131,6 +135,15 @@ class CapacitySink(_Lifecycle, abc.ABC):
         and snapshots that come up while one is being taken are skipped for the newest. A call that takes longer than
         ten seconds is cancelled. That, and what is raised, is logged and counted, and the newest snapshot tried again
         after a backoff."""
+
+    def troubles(self) -> Sequence[Trouble]:
+        """What keeps it, at this moment, from showing everything, in an order that stays: a right that is missing, a
+        server that does not answer, somebody who undoes what it has done. Asked each second while `run()` goes on, also
+        while there is nothing to tell it, while an `update()` goes on, and after one that failed; so it answers at
+        once, from memory. Shown in the log, in `/readyz` and as a metric until it is not answered any more. For a sink
+        that goes on all the same: it is told as ever. What is raised here is logged and counted, costs the sink nothing
+        else, and it is asked again after a backoff."""
+        return ()
 
 
 class CapacityFilter(abc.ABC):
@@ -214,9 +227,21 @@ class SourceContext(ClusterContext):
     ttl: float = 30.0
 
 
+def only_reporter() -> bool | None:
+    """What a sink is told where nobody else could report for its cluster: True."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext(ClusterContext):
     """What a sink may use of its agent."""
+
+    #: seconds after which a record that nobody vouches for is gone from what the sink is told
+    ttl: float = 30.0
+    #: whether this agent is the one that reports for its cluster. True: at least one hub takes this agent's reports,
+    #: and none refuses them for another agent's (or there are no hubs); False: a hub takes another agent's reports for
+    #: this cluster; None: no hub says so now. May be called from any thread
+    is_reporter: Callable[[], bool | None] = only_reporter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@ only place that decides what follows an error. One link's failure is never anoth
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
@@ -11,7 +12,7 @@ import structlog
 import trio
 
 from trio_federation.clock import Clock
-from trio_federation.errors import RpcError, TooManyPings, Unavailable, Unimplemented
+from trio_federation.errors import AlreadyExists, RpcError, TooManyPings, Unavailable, Unimplemented
 from trio_federation.health import HubHealth, Tell
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
@@ -19,6 +20,7 @@ from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.reporter import Reporter
 from trio_federation.retry import Backoff, failures_of
 from trio_federation.rpc import ConnectionSettings, Dialer, HubConnection, ReportCall, WatchCall
+from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
 
 log = structlog.get_logger("trio_federation.link")
@@ -72,7 +74,7 @@ class HubLink:
     """One hub, for as long as the agent lives.
 
     `name`: the hub as the configuration names it. `dial`: opens a stream to it. `metadata`: sent with each call.
-    `clock`: seconds."""
+    `clock`: seconds. `standing`: told what the hub says of our reports."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class HubLink:
         clock: Clock,
         generator: random.Random,
         metrics: FederationMetrics,
+        standing: Standing,
     ) -> None:
         self.name = name
         self.health = HubHealth(name, clock())
@@ -98,6 +101,10 @@ class HubLink:
         self._silence_limit = silence_limit
         self._clock = clock
         self._metrics = metrics
+        self._standing = standing
+        #: Trio's time from which the hub's next word means that it takes the open report call; infinite where there is
+        #: none, or the hub has said what it does
+        self._takes_reports_from = math.inf
         #: whether a call has worked on this connection, and whether that could be said of an earlier one, which broke
         self._worked = False
         self._broke = False
@@ -117,6 +124,7 @@ class HubLink:
         self.said_goodbye = trio.Event()
         for call in (self._reporting, self._watching):  # exported from the start, also of a hub that is never reached
             metrics.hub_connected(name, call.what, False)
+        standing.lost(name)
         metrics.queue(f"hub:{name}", lambda: reporter.waiting, lambda: reporter.conflated)
 
     async def run(self) -> NoReturn:
@@ -128,6 +136,8 @@ class HubLink:
                 await self._connect_once()
             except (RpcError, BaseExceptionGroup) as error:
                 failure = _most_telling(failures_of(error, RpcError))
+            finally:
+                self._stands_now(self._standing.lost)
             self._broke = self._broke or self._worked
             if isinstance(failure, TooManyPings):
                 self._calm_down()
@@ -172,6 +182,9 @@ class HubLink:
                 return  # only a report ends well, when the agent stops
             except (RpcError, BaseExceptionGroup) as error:
                 failure = _most_telling(failures_of(error, RpcError))
+                if trouble is self._reporting:
+                    refused = isinstance(failure, AlreadyExists)
+                    self._stands_now(self._standing.refused if refused else self._standing.lost)
             finally:
                 self._show(trouble, False)
             if connection.transport.is_closing():
@@ -187,7 +200,12 @@ class HubLink:
         self.said_goodbye.set()
 
     async def _wait_answered(self, call: ReportCall) -> None:
-        await self._wait_accepted(self._reporting, call)
+        if not await self._wait_accepted(self._reporting, call):
+            # Nobody objects on a line that has gone dead, in one direction or both; and who was refused a moment ago
+            # must not pass for the reporter then. A hub that still talks to us after the silence limit hears us.
+            self._takes_reports_from = trio.current_time() + self._silence_limit
+            await call.wait_accepted()
+        self._stands_now(self._standing.accepted)
         await call.wait_answered()
         if not self.reporter.stopping:
             raise Unavailable("the hub ended the report", peer=self.name)
@@ -197,9 +215,10 @@ class HubLink:
             await self._wait_accepted(self._watching, call)
             await self.watcher.watch(call, self._received)
 
-    async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> None:
+    async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> bool:
         """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
-        objection. One that has not said a word on this connection has not even taken notice."""
+        objection. One that has not said a word on this connection has not even taken notice. Returns whether the hub
+        has said so."""
         with trio.move_on_after(_OBJECTION_TIME) as waiting:
             await call.wait_accepted()
         if waiting.cancelled_caught:
@@ -223,6 +242,12 @@ class HubLink:
             self._failures_before = 0
             for each in (self._connecting, self._reporting, self._watching):
                 each.told = False
+        return not waiting.cancelled_caught
+
+    def _stands_now(self, stands: Callable[[str], None]) -> None:
+        """Say what the hub says of our reports: `stands` is how."""
+        self._takes_reports_from = math.inf
+        stands(self.name)
 
     def _show(self, trouble: _Trouble, up: bool) -> None:
         """Say whether a call is up."""
@@ -232,6 +257,8 @@ class HubLink:
     def _traffic(self, sent: int, received: int) -> None:
         if received:
             self._heard.set()
+            if trio.current_time() >= self._takes_reports_from:
+                self._stands_now(self._standing.accepted)
             if self.health.any_up:
                 self.health.last_success = self._clock()
         self._metrics.hub_bytes(self.name, sent, received)

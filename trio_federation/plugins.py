@@ -44,6 +44,7 @@ from trio_federation.hookspecs import (
     SinkType,
     SourceContext,
     SourceType,
+    only_reporter,
 )
 from trio_federation.suggest import did_you_mean, every_fault, nearest
 
@@ -373,10 +374,20 @@ class PluginManager:
         return self._create(SourceType, partial(SourceContext, ttl=ttl), table, cluster_id, clock, random, base_dir)
 
     def create_sink(
-        self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path
+        self,
+        table: PluginTable,
+        cluster_id: str,
+        clock: Clock,
+        random: Random,
+        base_dir: Path,
+        *,
+        ttl: float = Federation().ttl,
+        is_reporter: Callable[[], bool | None] = only_reporter,
     ) -> CapacitySink:
-        """The sink that a `[[sink]]` table describes, like `create_source`."""
-        return self._create(SinkType, SinkContext, table, cluster_id, clock, random, base_dir)
+        """The sink that a `[[sink]]` table describes, like `create_source`. `is_reporter`: as in `SinkContext`; called
+        from any thread."""
+        context = partial(SinkContext, ttl=ttl, is_reporter=is_reporter)
+        return self._create(SinkType, context, table, cluster_id, clock, random, base_dir)
 
     def create_filter(
         self, table: PluginTable, cluster_id: str, clock: Clock, random: Random, base_dir: Path

@@ -25,6 +25,7 @@ from trio_federation.hub import Hub
 from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import PluginManager, table_name
 from trio_federation.rpc import Dialer, client_tls, open_listeners, server_tls, tcp_dialer
+from trio_federation.standing import Standing
 
 log = structlog.get_logger("trio_federation.process")
 
@@ -214,11 +215,13 @@ def _make_agent(config: Config, plugins: PluginManager, generator: random.Random
         return {table_name(table): maker(table) for table in tables}
 
     federation = config.federation
+    # Made first: the sinks ask it, and the agent's links tell it.
+    standing = Standing()
     return Agent(
         config.cluster_id,
         federation,
-        sources=makers(config.source, partial(plugins.create_source, ttl=config.federation.ttl)),
-        sinks=makers(config.sink, plugins.create_sink),
+        sources=makers(config.source, partial(plugins.create_source, ttl=federation.ttl)),
+        sinks=makers(config.sink, partial(plugins.create_sink, ttl=federation.ttl, is_reporter=standing.is_reporter)),
         filters=makers(config.filter, plugins.create_filter),
         isolated=True,
         hubs=_dialers(config) if config.enabled else {},
@@ -226,6 +229,7 @@ def _make_agent(config: Config, plugins: PluginManager, generator: random.Random
         clock=clock,
         generator=generator,
         metrics=metrics,
+        standing=standing,
     )
 
 

@@ -1,7 +1,8 @@
 """One sink, from the configuration's table to the agent: made, run and told where plugins run (`isolation.py`), closed
 when it fails, and made anew after a while. A sink is told everything when it starts, and again after every change; what
-changes while it is being told is conflated into the next telling. What goes wrong is noted on the agent's side, in a
-`SinkAccount`, and costs nobody else anything."""
+changes while it is being told is conflated into the next telling. Whatever it is told, it is asked each second what
+keeps it from showing it. What goes wrong is noted on the agent's side, in a `SinkAccount`, and costs nobody else
+anything."""
 
 from __future__ import annotations
 
@@ -16,23 +17,24 @@ import trio
 from trio_federation.capacity import Capacity
 from trio_federation.clock import Clock
 from trio_federation.health import Health
-from trio_federation.hookspecs import CapacitySink
+from trio_federation.hookspecs import CapacitySink, Trouble
 from trio_federation.isolation import Line
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.registry import Registry
 from trio_federation.retry import Backoff
-from trio_federation.sources import failure_text, given_up_after, run_lives
+from trio_federation.sources import checked_troubles, failure_text, given_up_after, run_lives
 
 log = structlog.get_logger("trio_federation.sinks")
 
 #: Seconds that a sink gets to take one snapshot.
 DEADLINE = 10.0
-#: Seconds between looks at whether there is anything new to tell.
+#: Seconds between looks at whether there is anything new to tell, and between questions for what troubles it.
 LOOK_INTERVAL = 1.0
-#: Seconds after which a sink is told again although nothing but ages has changed.
+#: Seconds after which a sink is told again although nothing but ages has changed, and after which its troubles are
+#: noted again although they are the same.
 REFRESH_INTERVAL = 10.0
-#: Seconds before a telling that failed is tried again: at first, and at most.
+#: Seconds before a telling, or a question, that failed is tried again: at first, and at most.
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 30.0
 
@@ -70,6 +72,31 @@ class SinkAccount:
         self._metrics.sink_failed(self.name, what)
         noted = self.health.failed(what, error, self._clock())
         tell_failure(log, noted, "sink_failed", {"sink": self.name, "what": what, "error": error})
+
+    def troubled(self, troubles: Sequence[Trouble]) -> None:
+        """It has said what keeps it from showing everything. It is told as ever."""
+        self._over("troubles")
+        told = sorted({(trouble.reason, trouble.party) for trouble in troubles})
+        labels = self._metrics.sink_troubles(self.name, told)
+        if not troubles:
+            self._over("trouble")
+            return
+        error = "; ".join(trouble.detail for trouble in troubles)
+        details: dict[str, object] = {"sink": self.name, "what": "trouble", "error": error}
+        details["reasons"] = sorted({reason for reason, _ in told})
+        if parties := sorted({party for _, party in told if party}):
+            details["parties"] = parties
+        last = self.health.last_error
+        # By the labels, of which there are not too many: names without end would be lines without end.
+        kind = " ".join(f"{reason}={party}" for reason, party in labels)
+        noted = self.health.failed("trouble", error, self._clock(), counts=False, kind=kind)
+        if self.health.state != "partly":  # what has failed is told first
+            self.health.last_error = last
+        tell_failure(log, noted, "sink_trouble", details)
+
+    def would_not_say(self, error: str) -> None:
+        """It has failed to say what troubles it. When it is told next does not depend on that."""
+        self.failed("troubles", error, self.health.next_try)
 
     def _over(self, what: str) -> None:
         before = self.health.over(what, self._clock())
@@ -131,6 +158,7 @@ class SinkRunner:
 
         def begin(sink: CapacitySink, nursery: trio.Nursery) -> None:
             nursery.start_soon(self._keep_told, sink, line, nursery)
+            nursery.start_soon(self._keep_asking, sink, line)
 
         await run_lives(
             self._name,
@@ -169,6 +197,26 @@ class SinkRunner:
                 elif told_version == -1:
                     line.tell(self._account.has_started)
                 self._told, told_version, told_at = snapshot, version, now
+            await trio.sleep(LOOK_INTERVAL)
+
+    async def _keep_asking(self, sink: CapacitySink, line: Line) -> NoReturn:
+        """Ask it what troubles it, also while it is told something, or nothing."""
+        backoff = Backoff(self._random, first=FIRST_RETRY, longest=LONGEST_RETRY, least=0.5)
+        noted: tuple[Trouble, ...] | None = None
+        noted_at = 0.0
+        while True:
+            try:
+                troubles = checked_troubles(sink.troubles())
+            except BaseException as error:
+                noted = None
+                line.tell(self._account.would_not_say, failure_text(error))
+                await trio.sleep(backoff.again(0.0))
+                continue
+            backoff.reset()
+            now = trio.current_time()
+            if troubles != noted or (troubles and now >= noted_at + REFRESH_INTERVAL):
+                line.tell(self._account.troubled, troubles)
+                noted, noted_at = troubles, now
             await trio.sleep(LOOK_INTERVAL)
 
     def _snapshot(self) -> tuple[Capacity, ...]:

@@ -41,10 +41,11 @@ log = structlog.get_logger("trio_federation.sources")
 
 _P = TypeVar("_P", CapacitySource, CapacitySink)
 
-#: What a source may call a trouble: it becomes a metric's label.
+#: What a source or sink may call a trouble: it becomes a metric's label.
 _REASON = re.compile(r"[a-z][a-z_]{0,39}")
-#: How many characters of what it says about one are shown.
+#: How many characters of what it says about one, and of who else is involved, are shown.
 _LONGEST_DETAIL = 1000
+_LONGEST_PARTY = 100
 
 #: Seconds between two questions to a source that pushes whether it can vouch again for what it has pushed.
 NOT_LIVE_INTERVAL = 1.0
@@ -128,9 +129,10 @@ class SourceAccount:
         reasons = sorted({trouble.reason for trouble in troubles})
         if live and troubles:
             records = "those that it cannot vouch for age out"
-            self._tell(
-                "source_trouble", "trouble", error, records, counts=False, kind=" ".join(reasons), reasons=reasons
-            )
+            details = {"reasons": reasons}
+            if parties := sorted({trouble.party for trouble in troubles if trouble.party}):
+                details["parties"] = parties
+            self._tell("source_trouble", "trouble", error, records, counts=False, kind=" ".join(reasons), **details)
         elif live:
             self.over("trouble")
         else:  # which says the same, and more
@@ -290,7 +292,7 @@ class _Life:
         records: tuple[Capacity, ...] | None = None
         unknown: frozenset[str] = frozenset()
         try:
-            live, troubles = _yes_or_no(self._source.is_live()), _troubles(self._source.troubles())
+            live, troubles = _yes_or_no(self._source.is_live()), checked_troubles(self._source.troubles())
             self._live = live
             self._line.tell(self._account.troubled, troubles, live, asked_at + self._interval(runner.settings))
             if not live:
@@ -363,20 +365,6 @@ def _namespaces(answer: object) -> frozenset[str]:
         return frozenset(answer)
     what = type(answer).__name__
     raise PluginError(f"unknown_namespaces() returned a {what}; make it a plain function that returns a set of names")
-
-
-def _troubles(answer: object) -> tuple[Trouble, ...]:
-    """What troubles() said. Raises PluginError where that is nothing of the kind."""
-    if inspect.iscoroutine(answer):
-        answer.close()
-    if not isinstance(answer, Sequence) or not all(isinstance(each, Trouble) for each in answer):
-        raise PluginError(
-            f"troubles() returned a {type(answer).__name__}; make it a plain function that returns a list of Trouble"
-        )
-    for trouble in answer:
-        if not isinstance(trouble.reason, str) or not _REASON.fullmatch(trouble.reason):
-            raise PluginError(f"troubles() has the reason {trouble.reason!r}; use lower-case letters and underscores")
-    return tuple(Trouble(trouble.reason, " ".join(str(trouble.detail).split())[:_LONGEST_DETAIL]) for trouble in answer)
 
 
 def _listed(records: Any, what: str) -> tuple[Any, ...]:
@@ -485,6 +473,34 @@ def _wrong_answer(answer: object, record: Capacity) -> str | None:
 
 
 # What sources and sinks have in common.
+
+
+def checked_troubles(answer: object) -> tuple[Trouble, ...]:
+    """What troubles() said, each text in one line. Raises PluginError where that is nothing of the kind."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+    if not isinstance(answer, Sequence) or not all(isinstance(each, Trouble) for each in answer):
+        raise PluginError(
+            f"troubles() returned a {type(answer).__name__}; make it a plain function that returns a list of Trouble"
+        )
+    for trouble in answer:
+        if not isinstance(trouble.reason, str) or not _REASON.fullmatch(trouble.reason):
+            raise PluginError(f"troubles() has the reason {trouble.reason!r}; use lower-case letters and underscores")
+        if not isinstance(trouble.party, str):
+            raise PluginError(f"troubles() has the party {trouble.party!r}; give a name, or an empty string for none")
+    return tuple(
+        Trouble(
+            trouble.reason,
+            _one_line(str(trouble.detail), _LONGEST_DETAIL),
+            _one_line(trouble.party, _LONGEST_PARTY),
+        )
+        for trouble in answer
+    )
+
+
+def _one_line(text: str, longest: int) -> str:
+    """A plugin's text without what nobody could read, or write as UTF-8."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(text.split())[:longest])
 
 
 class Ended(Exception):

@@ -79,10 +79,14 @@ def test_what_is_installed(call: Call) -> None:
     plugins = json.loads(call("plugins", "--json").output)["plugins"]
     types = {plugin["name"]: [source["name"] for source in plugin["sources"]] for plugin in plugins}
     assert types == {"fixtures": ["fixtures"], "kubernetes": ["crd", "kubernetes", "sandboxset", "warmpool"]}
+    sinks = {plugin["name"]: [sink["name"] for sink in plugin["sinks"]] for plugin in plugins}
+    assert sinks == {"fixtures": [], "kubernetes": ["kubernetes-status"]}
     for plugin, (title, *offers) in zip(plugins, shown, strict=True):
         assert plugin["package"] == f"trio-federation-{plugin['name']}"
         assert title.startswith(f"{plugin['name']} ({plugin['package']} ")
-        wanted = [("source", source["name"], source["summary"]) for source in plugin["sources"]]
+        wanted = [
+            (kind, offer["name"], offer["summary"]) for kind in ("source", "sink") for offer in plugin[f"{kind}s"]
+        ]
         assert [tuple(offer.split(maxsplit=2)) for offer in offers] == wanted
 
 

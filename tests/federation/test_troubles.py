@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.typing import EventDict
 from trio.testing import MockClock
 
-from tests.federation.helpers import exposition
+from tests.federation.helpers import exposition, lines
 from trio_federation.agent import Agent
 from trio_federation.capacity import Capacity, Change
 from trio_federation.config import Federation
@@ -101,6 +102,20 @@ async def test_what_troubles_a_source_shows_until_it_is_over(
     await trio.sleep(11)
     assert shown(agent)["state"] == "live"
     assert await troubles_exported(agent) == {"forbidden": 0, "not_found": 0}
+
+
+async def test_who_else_is_involved_is_in_the_line_and_no_label(
+    troubled: tuple[TroubledSource, Agent], logs: list[EventDict], autojump_clock: MockClock
+) -> None:
+    source, agent = troubled
+    source.said = [Trouble("contested", "x", "rival"), Trouble("contested", "y", party="other"), Trouble("schema", "z")]
+    await trio.sleep(11)
+    (line,) = lines(logs, "source_trouble")
+    assert (line["reasons"], line["parties"]) == (["contested", "schema"], ["other", "rival"])
+    assert await troubles_exported(agent) == {"contested": 1, "schema": 1}
+    source.said = [Trouble("forbidden", "x")]
+    await trio.sleep(10)
+    assert "parties" not in lines(logs, "source_trouble")[-1]
 
 
 async def test_a_source_that_is_not_live_says_why(

@@ -105,6 +105,7 @@ def test_levels_and_keys_are_as_documented() -> None:
         "source_trouble",
         "filter_failed",
         "sink_failed",
+        "sink_trouble",
         "hub_failed",
         "hub_is_older",
     }

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FAMILIES = [family for group in CATALOGUE for family in group.families]
 
 #: A call of every method that records something.
-RECORDED: dict[str, Callable[[FederationMetrics], None]] = {
+RECORDED: dict[str, Callable[[FederationMetrics], object]] = {
     "configured": lambda m: m.configured(hubs=["h:1"], sources=["s"], sinks=["k"], filters=["f"]),
     "record_dropped": lambda m: m.record_dropped("source:s", "idle"),
     "hub_connected": lambda m: m.hub_connected("h:1", "watch", True),
@@ -32,6 +32,7 @@ RECORDED: dict[str, Callable[[FederationMetrics], None]] = {
     "source_troubles": lambda m: m.source_troubles("s", ["forbidden"]),
     "source_collected": lambda m: m.source_collected("s", 0.1, 1, NOW),
     "source_failed": lambda m: m.source_failed("s"),
+    "sink_troubles": lambda m: m.sink_troubles("k", [("contested", "rival")]),
     "sink_told": lambda m: m.sink_told("k", 0.1, NOW),
     "sink_failed": lambda m: m.sink_failed("k"),
     "filter_failed": lambda m: m.filter_failed("f"),

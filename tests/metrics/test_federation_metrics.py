@@ -11,7 +11,9 @@ from tests.metrics.reading import NOW, families, samples, series_of
 from trio_federation.capacity import Capacity
 from trio_federation.metrics import (
     ORIGINS_PER_KIND,
+    OTHER_PARTIES,
     OTHERS,
+    PARTIES,
     PLACEMENTS,
     REASONS,
     REFUSALS,
@@ -196,10 +198,46 @@ def test_sinks_and_filters(metrics: FederationMetrics) -> None:
         ("update", SINK): 1,
         ("run", SINK): 0,
         ("create", SINK): 0,
+        ("troubles", SINK): 0,
         ("blocked", SINK): 1,
     }
     assert of(metrics, "filter_failures_total") == {(FILTER,): 4}
     assert of(metrics, "filter_withheld_records_total") == {(FILTER,): 6}
+
+
+def test_troubles_of_a_sink_last_until_they_are_told_no_more(metrics: FederationMetrics) -> None:
+    metrics.configured(sinks=[SINK])
+    assert of(metrics, "sink_trouble") == {}
+    forbidden, rival = ("forbidden", ""), ("contested", "rival")
+    assert metrics.sink_troubles(SINK, [rival, forbidden, rival]) == [rival, forbidden]
+    assert metrics.sink_troubles("sink[1]:other", []) == []
+    labels = {forbidden: ("", "forbidden", SINK), rival: ("rival", "contested", SINK)}
+    assert of(metrics, "sink_trouble") == {labels[forbidden]: 1, labels[rival]: 1}
+    metrics.sink_troubles(SINK, [forbidden])
+    assert of(metrics, "sink_trouble") == {labels[forbidden]: 1, labels[rival]: 0}
+    metrics.sink_troubles(SINK, [])
+    assert of(metrics, "sink_trouble") == {labels[forbidden]: 0, labels[rival]: 0}
+
+
+def test_parties_and_reasons_of_troubles_are_bounded(metrics: FederationMetrics) -> None:
+    """For each sink, and of each reason, by themselves; nobody is no party, and what is past the bound is over, too."""
+    many = [("contested", f"manager {number}") for number in range(PARTIES + 5)]
+    told = metrics.sink_troubles(SINK, [("contested", ""), *many])
+    assert told == sorted([("contested", ""), *many[:PARTIES], ("contested", OTHER_PARTIES)])
+    assert metrics.sink_troubles(SINK, [many[-1]]) == [("contested", OTHER_PARTIES)]
+    assert metrics.sink_troubles(SINK, [("conflict", "manager 24")]) == [("conflict", "manager 24")]
+    assert metrics.sink_troubles("sink[1]:other", [many[-1]]) == [many[-1]]
+    shown = of(metrics, "sink_trouble")
+    assert len([party for party, reason, sink in shown if (reason, sink) == ("contested", SINK)]) == PARTIES + 2
+    assert {labels for labels, value in shown.items() if value} == {
+        ("manager 24", "conflict", SINK),
+        ("manager 24", "contested", "sink[1]:other"),
+    }
+    for number in range(WORDS + 10):
+        metrics.sink_troubles(SINK, [(f"reason {number}", "")])
+    reasons = {reason for _, reason, sink in of(metrics, "sink_trouble") if sink == SINK}
+    assert len(reasons) == WORDS + 1
+    assert of(metrics, "sink_trouble")[("", OTHERS, SINK)] == 1
 
 
 def test_placements(metrics: FederationMetrics) -> None:

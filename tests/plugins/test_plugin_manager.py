@@ -582,9 +582,22 @@ def test_a_sink_gets_its_options_and_its_context() -> None:
     assert sink.options == Options(path="x", limit=3)
     assert isinstance(sink.context, SinkContext)
     assert sink.context.name == "sink[0]:good"
+    assert (sink.context.ttl, sink.context.is_reporter()) == (30.0, True)
     assert manager.sink_faults(PluginTable("good", {}, "sink[0]")) == ["sink[0].path: is missing; the table needs it"]
     with pytest.raises(ConfigurationError, match=r"sink\[0\]\.path"):
         manager.create_sink(PluginTable("good", {}, "sink[0]"), "west", lambda: 7.0, Random(1), Path())
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_sink_can_ask_whether_its_agent_is_the_reporter(answer: bool | None) -> None:
+    """Whenever it likes: what it gets is the question, and not an answer of the past."""
+    manager = managed(good=plugin(capacity_sinks=lambda: [SinkType("good", Options, Sink)]))
+    table = PluginTable("good", {"path": "x"}, "sink[0]")
+    said: list[bool | None] = [None]
+    sink = manager.create_sink(table, "west", lambda: 7.0, Random(1), Path(), ttl=12.0, is_reporter=lambda: said[-1])
+    assert isinstance(sink, Sink)
+    said.append(answer)
+    assert (sink.context.ttl, sink.context.is_reporter()) == (12.0, answer)
 
 
 def test_every_fault_of_the_options_is_raised_at_once() -> None:

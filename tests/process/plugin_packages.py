@@ -107,6 +107,26 @@ def capacity_filters():
     return [FilterType("hides-env", EnvOptions, HidesEnv), FilterType("hides-pending", Options, HidesPending)]
 """
 
+#: A sink whose trouble is whether its agent is the reporter, as far as it knows, and for how long records count.
+ASKING = """
+from trio_federation import Trouble
+
+class Sink(CapacitySink):
+    def __init__(self, options, context):
+        self.context = context
+
+    async def update(self, snapshot):
+        pass
+
+    def troubles(self):
+        word = {True: "reports", False: "refused", None: "unknown"}[self.context.is_reporter()]
+        return [Trouble(word, f"ttl {self.context.ttl:g}", self.context.cluster_id)]
+
+@hookimpl
+def capacity_sinks():
+    return [SinkType("asking", Options, Sink)]
+"""
+
 #: Cannot be read.
 UNREADABLE = "def broken(:"
 

@@ -19,7 +19,9 @@ from trio_federation.metrics.catalogue import (
 from trio_federation.metrics.health import (
     CONTENT_TYPE,
     ORIGINS_PER_KIND,
+    OTHER_PARTIES,
     OTHERS,
+    PARTIES,
     REASONS,
     WORDS,
     FederationMetrics,
@@ -33,6 +35,8 @@ __all__ = [
     "LINES_PER_SLICE",
     "ORIGINS_PER_KIND",
     "OTHERS",
+    "OTHER_PARTIES",
+    "PARTIES",
     "PLACEMENTS",
     "REASONS",
     "RECORDS_PER_SLICE",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 #: What is exported at 0 from the start, because it can be known: a rate needs a first value to rise from.
 SOURCE_FAILURES = ("collect", "push", "run", "create", "blocked")
-SINK_FAILURES = ("update", "run", "create", "blocked")
+SINK_FAILURES = ("update", "run", "create", "troubles", "blocked")
 PLACEMENTS = (
     ("local", "local_idle"),
     ("local", "local_growth"),
@@ -157,7 +157,8 @@ SOURCE_TROUBLE = Family(
     "trio_federation_source_trouble",
     Kind.GAUGE,
     ("source", "reason"),
-    "1 while something keeps a source from telling everything, by the source's own word for it; absent until it did.",
+    "1 while something keeps a source from telling everything, by the source's own word for it, whoever else is "
+    "involved; absent until it did.",
     "`trio_federation_source_trouble == 1` for 5 minutes: part of what it should tell is missing, or runs out.",
 )
 SOURCE_LAST_SUCCESS_AGE_SECONDS = Family(
@@ -191,6 +192,15 @@ SOURCE_COLLECT_DURATION_SECONDS = Family(
 )
 
 _SINK = ("sink",)
+SINK_TROUBLE = Family(
+    "trio_federation_sink_trouble",
+    Kind.GAUGE,
+    ("sink", "reason", "party"),
+    "1 while something keeps a sink from showing everything, by the sink's own word for it, and by who else is "
+    'involved, where somebody is; absent until it did. Of each reason, parties after the first 20 are party="other".',
+    "`max by (instance, sink, reason) (trio_federation_sink_trouble) == 1` for 5 minutes: part of what it should show "
+    "is missing, or stale.",
+)
 SINK_LAST_SUCCESS_AGE_SECONDS = Family(
     "trio_federation_sink_last_success_age_seconds",
     Kind.GAUGE,
@@ -207,7 +217,8 @@ SINK_FAILURES_TOTAL = Family(
     "trio_federation_sink_failures_total",
     Kind.COUNTER,
     ("sink", "kind"),
-    "Failures of a sink, by what failed: update, run, create, or blocked, when it did not give way.",
+    "Failures of a sink, by what failed: update, run, create, troubles, when it could not say what troubles it, or "
+    "blocked, when it did not give way.",
     "`increase(trio_federation_sink_failures_total[10m]) > 3`: what it mirrors is stale.",
 )
 _FILTER = ("filter",)
@@ -360,6 +371,7 @@ CATALOGUE = (
         "Sinks and filters",
         "Labels sink and filter are named like sources.",
         (
+            SINK_TROUBLE,
             SINK_LAST_SUCCESS_AGE_SECONDS,
             SINK_UPDATE_DURATION_SECONDS,
             SINK_FAILURES_TOTAL,

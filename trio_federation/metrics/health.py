@@ -39,6 +39,10 @@ REASONS = 32
 #: How many kinds of failures, rules of placement and statuses get series of their own. All of them are fixed words of
 #: this project; a bound stands here so that a mistake in one place does not become a leak in another.
 WORDS = 32
+#: How many of those who are involved in a sink's troubles get series of their own, for each sink and reason, and what
+#: stands for the rest. A plugin says that they are few.
+PARTIES = 20
+OTHER_PARTIES = "other"
 
 #: Stands for all that came after a limit was reached. No cluster id and no field of a record can have this name.
 OTHERS = "*"
@@ -138,6 +142,9 @@ class FederationMetrics:
         self._source_records = self._gauge(catalogue.SOURCE_RECORDS)
         self._source_failures = self._counter(catalogue.SOURCE_FAILURES_TOTAL)
         self._source_seconds = self._histogram(catalogue.SOURCE_COLLECT_DURATION_SECONDS)
+        self._sink_trouble = self._gauge(catalogue.SINK_TROUBLE)
+        #: by sink, the reasons and parties that have series
+        self._sink_troubles: dict[str, dict[str, set[str]]] = {}
         self._sink_seconds = self._histogram(catalogue.SINK_UPDATE_DURATION_SECONDS)
         self._sink_failures = self._counter(catalogue.SINK_FAILURES_TOTAL)
         self._filter_failures = self._counter(catalogue.FILTER_FAILURES_TOTAL)
@@ -293,6 +300,25 @@ class FederationMetrics:
         """Count one failure of a source; `kind` is what failed, one of `SOURCE_FAILURES` or another fixed word."""
         self._source_begins(name)
         self._source_failures.labels(name, _bounded(self._kinds["source"], kind, WORDS)).inc()
+
+    def sink_troubles(self, name: str, troubles: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Say what keeps a sink from showing everything: each trouble's reason, by its own word, and its party, "" for
+        none; no troubles: nothing any more. Returns the labels that stand for them, sorted."""
+        self._sink_begins(name)
+        known = self._sink_troubles.setdefault(name, {})
+        now = set()
+        for reason, party in troubles:
+            if reason not in known and len(known) >= WORDS:
+                reason = OTHERS
+            parties = known.setdefault(reason, set())
+            if party and party not in parties and len(parties - {"", OTHER_PARTIES}) >= PARTIES:
+                party = OTHER_PARTIES
+            parties.add(party)
+            now.add((reason, party))
+        for reason, parties in known.items():
+            for party in parties:
+                self._sink_trouble.labels(name, reason, party).set(int((reason, party) in now))
+        return sorted(now)
 
     def sink_told(self, name: str, seconds: float, now: float) -> None:
         """Count one update that a sink has, at `now`, taken after so many seconds."""

@@ -13,7 +13,14 @@ import structlog
 
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import Federation
-from trio_federation.hookspecs import PROJECT, ClusterContext, FilterContext, SinkContext, SourceContext
+from trio_federation.hookspecs import (
+    PROJECT,
+    ClusterContext,
+    FilterContext,
+    SinkContext,
+    SourceContext,
+    only_reporter,
+)
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -50,9 +57,13 @@ def sink_context(
     random: Random | None = None,
     log: FilteringBoundLogger | None = None,
     base_dir: Path | None = None,
+    ttl: float = Federation().ttl,
+    is_reporter: Callable[[], bool | None] = only_reporter,
 ) -> SinkContext:
-    """What a sink may use of its agent, made for a test, like `source_context`."""
-    return _context(SinkContext, "sink", name, cluster_id, clock, random, log, base_dir)
+    """What a sink may use of its agent, made for a test, like `source_context`. `is_reporter`: whether the agent is the
+    one that reports for its cluster; by default it is."""
+    kind = partial(SinkContext, ttl=ttl, is_reporter=is_reporter)
+    return _context(kind, "sink", name, cluster_id, clock, random, log, base_dir)
 
 
 def filter_context(
