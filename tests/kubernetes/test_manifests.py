@@ -24,8 +24,8 @@ from trio_federation_kubernetes.errors import (
     KubernetesError,
 )
 from trio_federation_kubernetes.mapping import Mapper
-from trio_federation_kubernetes.options import CrdOptions, Fields, WarmPoolOptions
-from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
+from trio_federation_kubernetes.options import CrdOptions, Fields, StatusOptions, WarmPoolOptions
+from trio_federation_kubernetes.sandboxenv import SANDBOXENVS, SandboxEnvMapper
 from trio_federation_kubernetes.sandboxset import SandboxSetMapper
 from trio_federation_kubernetes.warmpool import WarmPoolMapper
 
@@ -53,6 +53,13 @@ READ = {
     "sandboxenvs": ("agents.navix.sh", ["sandboxenvs"]),
     "warmpools": ("extensions.agents.x-k8s.io", ["sandboxwarmpools", "sandboxclaims"]),
     "sandboxsets": ("agents.kruise.io", ["sandboxsets"]),
+}
+#: what a sink writes, in the same way
+WRITTEN = {"sandboxenvs-status": ("agents.navix.sh", ["sandboxenvs/status"])}
+#: all folders, with the verbs that each gives
+RIGHTS = {
+    **{what: (group, resources, ["list", "watch"]) for what, (group, resources) in READ.items()},
+    **{what: (group, resources, ["patch"]) for what, (group, resources) in WRITTEN.items()},
 }
 SCOPES = {"all-namespaces": "ClusterRole", "one-namespace": "Role"}
 
@@ -436,18 +443,19 @@ def test_network_policies_let_through_what_is_needed_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_there_are_rights_for_each_kind_of_source(scope: str) -> None:
-    assert {path.name for path in (FOLDER / "rbac" / scope).iterdir()} == READ.keys()
+def test_there_are_rights_for_each_kind_of_source_and_of_sink(scope: str) -> None:
+    assert {path.name for path in (FOLDER / "rbac" / scope).iterdir()} == RIGHTS.keys()
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("what", READ)
+@pytest.mark.parametrize("what", RIGHTS)
 def test_rights_are_the_fewest(what: str, scope: str) -> None:
     manifests = build(f"rbac/{scope}/{what}")
     assert [each["kind"] for each in manifests] == [SCOPES[scope], f"{SCOPES[scope]}Binding"]
     role, binding = manifests
-    group, resources = READ[what]
-    assert role["rules"] == [{"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]}]
+    group, resources, verbs = RIGHTS[what]
+    assert role["rules"] == [{"apiGroups": [group], "resources": resources, "verbs": verbs}]
+    assert role["metadata"]["name"] == f"trio-federation-{what}"
     assert "aggregationRule" not in role
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",
@@ -458,7 +466,7 @@ def test_rights_are_the_fewest(what: str, scope: str) -> None:
     assert "namespace" not in role["metadata"]
 
 
-def test_rights_are_for_what_the_sources_read() -> None:
+def test_rights_are_for_what_is_read_and_written() -> None:
     mappers: dict[str, Mapper] = {
         "sandboxenvs": SandboxEnvMapper("west"),
         "warmpools": WarmPoolMapper("west"),
@@ -469,10 +477,12 @@ def test_rights_are_for_what_the_sources_read() -> None:
         group, resources = READ[what]
         assert read == [(group, each) for each in resources]
     assert mappers.keys() == READ.keys()
+    for group, resources in WRITTEN.values():
+        assert [(group, each) for each in resources] == [(SANDBOXENVS.group, f"{SANDBOXENVS.plural}/status")]
 
 
 def test_nothing_else_gives_rights() -> None:
-    """Each overlay has the rights of one kind of source, for the agent alone."""
+    """Each overlay has the rights of one kind of source and one of sink, for the agent alone."""
     for name in BUILDS:
         for each in build(name):
             if each["kind"].endswith("Binding"):
@@ -484,19 +494,53 @@ def test_nothing_else_gives_rights() -> None:
             if each["kind"] in ("Role", "ClusterRole")
             for rule in each["rules"]
         }
-        assert given == {(("agents.navix.sh",), ("sandboxenvs",), ("list", "watch"))}
+        assert given == {
+            (("agents.navix.sh",), ("sandboxenvs",), ("list", "watch")),
+            (("agents.navix.sh",), ("sandboxenvs/status",), ("patch",)),
+        }
     for name in ("agent", "hub"):
         assert not any("Role" in each["kind"] for each in build(name))
 
 
-def test_listed_namespaces_are_the_same_in_both_places() -> None:
+def test_an_agent_writes_what_it_reads_where_it_may() -> None:
+    """A sink goes with its rights, and chooses the envs that its source chooses."""
+    for name, deployment in deployments():
+        if deployment["metadata"]["name"] != AGENT:
+            continue
+        _, text = configuration(build(name), deployment)
+        settings = tomllib.loads(text)
+        sinks = settings.get("sink", [])
+        given = [
+            resource
+            for each in build(name)
+            if each["kind"] in ("Role", "ClusterRole")
+            for rule in each["rules"]
+            for resource in rule["resources"]
+            if "patch" in rule["verbs"]
+        ]
+        if name not in OVERLAYS:
+            assert (sinks, given) == ([], []), name
+            continue
+        (source,), (sink,) = settings["source"], sinks
+        assert (source.pop("type"), sink.pop("type")) == ("kubernetes", "kubernetes-status")
+        assert sink == source, name
+        assert set(given) == {"sandboxenvs/status"}
+
+
+def test_listed_namespaces_are_the_same_in_all_places() -> None:
     manifests = build("overlays/listed-namespaces")
     _, text = configuration(manifests, only(manifests, "Deployment"))
-    (source,) = tomllib.loads(text)["source"]
-    assert source["namespaces"] == ["team-a", "team-b"]
+    settings = tomllib.loads(text)
+    (source,), (sink,) = settings["source"], settings["sink"]
+    assert source["namespaces"] == sink["namespaces"] == ["team-a", "team-b"]
     for kind in ("Role", "RoleBinding"):
-        there = [each["metadata"]["namespace"] for each in manifests if each["kind"] == kind]
-        assert there == source["namespaces"]
+        for right in ("sandboxenvs", "sandboxenvs-status"):
+            there = [
+                each["metadata"]["namespace"]
+                for each in manifests
+                if (each["kind"], each["metadata"]["name"]) == (kind, f"trio-federation-{right}")
+            ]
+            assert there == source["namespaces"]
     assert not any(each["kind"].startswith("ClusterRole") for each in manifests)
     for each in manifests:
         if each["kind"] == "RoleBinding":
@@ -587,7 +631,7 @@ def test_the_page_applies_what_there_is() -> None:
 
 def test_the_page_configures_what_there_is(tmp_path: Path, call: Call) -> None:  # noqa: F811 - the fixture
     examples = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         (tmp_path / "agent.toml").write_text(f'cluster_id = "west"\n{example}', encoding="utf-8")
         ended = call("check", tmp_path / "agent.toml")
@@ -596,7 +640,7 @@ def test_the_page_configures_what_there_is(tmp_path: Path, call: Call) -> None: 
 
 def test_the_page_has_every_option() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for options in (WarmPoolOptions, CrdOptions, Fields):
+    for options in (WarmPoolOptions, CrdOptions, StatusOptions, Fields):
         for name in options.__struct_fields__:
             assert re.search(rf"^\| (`\w+`, )*`{name}`[ ,].*\|$", text, re.MULTILINE), name
 
@@ -609,7 +653,9 @@ def test_the_page_has_every_reason_for_trouble() -> None:
     answers = [ApiError("", code=code).reason for code in codes]
     others = [error.reason for error in KubernetesError.__subclasses__() if error is not ApiError]
     assert len(others) == 4
-    assert sorted(shown) == sorted([*answers, *others, "schema", "contested"])
+    sinks = ["forbidden", "schema", "contested", "conflict", "refused", "clock"]
+    # the second table begins like the first
+    assert sorted(shown) == sorted([*answers, *others, "schema", "contested", "reason", *sinks])
 
 
 # The definition of SandboxEnv.
@@ -649,14 +695,32 @@ def test_names_are_those_of_the_resource() -> None:
     (version,) = spec["versions"]
     assert (version["name"], version["served"], version["storage"]) == ("v1alpha1", True, True)
     assert version["subresources"] == {"status": {}}
-    columns = {each["name"]: each["jsonPath"] for each in version["additionalPrinterColumns"]}
-    for name in ("idle", "running", "desired"):
-        path = columns[name.capitalize()]
-        assert path == f".status.{name}Replicas"
-        assert at(path.removeprefix("."))["type"] == "integer"
 
 
-MEMBER = "status.clusters.observedMembers"
+def test_columns_show_what_is_here_and_what_is_elsewhere() -> None:
+    (version,) = crd()["spec"]["versions"]
+    columns = {each["name"]: each for each in version["additionalPrinterColumns"]}
+    assert {name: (each["jsonPath"], each["type"]) for name, each in columns.items()} == {
+        "Clusters": (".status.federation.clusters", "integer"),
+        "Idle": (".status.idleReplicas", "integer"),
+        "Foreign-Idle": (".status.federation.idleReplicas", "integer"),
+        "Foreign-Age": (".status.federation.lastSnapshotTime", "date"),
+        "Running": (".status.runningReplicas", "integer"),
+        "Desired": (".status.desiredReplicas", "integer"),
+        "Age": (".metadata.creationTimestamp", "date"),
+    }
+    assert list(columns) == ["Clusters", "Idle", "Foreign-Idle", "Foreign-Age", "Running", "Desired", "Age"]
+    assert [name for name, each in columns.items() if each.get("priority", 0)] == ["Running", "Desired"]
+    for each in columns.values():
+        assert re.fullmatch(r"[A-Z].*\.", each["description"])
+        if (path := each["jsonPath"].removeprefix(".")).startswith("status."):
+            found = at(path)
+            assert (found["type"], found["format"]) in (("integer", "int32"), ("string", "date-time"))
+            assert (found["format"] == "date-time") == (each["type"] == "date")
+
+
+ENTRY = "status.clusters"
+MEMBER = f"{ENTRY}.observedMembers"
 
 
 @pytest.mark.parametrize(
@@ -664,7 +728,10 @@ MEMBER = "status.clusters.observedMembers"
     [
         *(f"{MEMBER}.{name}" for name in ("idleCount", "runningCount", "desiredReplicas", "pendingRequests")),
         *(f"status.scalingGroups.total{name}" for name in ("Idle", "Running", "Desired", "Pending")),
-        *(f"status.{name}Replicas" for name in ("idle", "running", "desired")),
+        *(f"{ENTRY}.scalingGroups.total{name}" for name in ("Idle", "Running", "Desired", "Pending")),
+        *(f"{whole}.{name}Replicas" for whole in ("status", ENTRY) for name in ("idle", "running", "desired")),
+        "status.federation.clusters",
+        "status.federation.idleReplicas",
     ],
 )
 def test_counts_are_counts(path: str) -> None:
@@ -693,6 +760,9 @@ def test_headroom_may_have_no_ceiling() -> None:
         (f"{MEMBER}.saturatedUntil", "string", "date-time"),
         (f"{MEMBER}.state", "string", None),
         ("status.scalingGroups.name", "string", None),
+        (f"{ENTRY}.scalingGroups.name", "string", None),
+        ("status.federation", "object", None),
+        ("status.federation.lastSnapshotTime", "string", "date-time"),
     ],
 )
 def test_other_fields_are_there(path: str, kind: str, form: str | None) -> None:
@@ -700,7 +770,13 @@ def test_other_fields_are_there(path: str, kind: str, form: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "path, key", [("status.clusters", "clusterID"), (MEMBER, "name"), ("status.scalingGroups", "name")]
+    "path, key",
+    [
+        (ENTRY, "clusterID"),
+        (MEMBER, "name"),
+        ("status.scalingGroups", "name"),
+        (f"{ENTRY}.scalingGroups", "name"),
+    ],
 )
 def test_lists_have_keys(path: str, key: str) -> None:
     """So that several writers can each own their entries."""
@@ -708,6 +784,15 @@ def test_lists_have_keys(path: str, key: str) -> None:
     assert found["x-kubernetes-list-type"] == "map"
     assert found["x-kubernetes-list-map-keys"] == [key]
     assert found["items"]["required"] == [key]
+
+
+def test_sums_of_a_cluster_have_the_same_form_in_its_own_status_and_elsewhere() -> None:
+    def form(found: Manifest) -> Manifest:
+        return {key: value for key, value in found.items() if key != "description"}
+
+    assert form(at(f"{ENTRY}.scalingGroups")) == form(at("status.scalingGroups"))
+    for name in ("idle", "running", "desired"):
+        assert form(at(f"{ENTRY}.{name}Replicas")) == form(at(f"status.{name}Replicas"))
 
 
 def walk(found: Manifest, path: str = "") -> Iterator[tuple[str, Manifest]]:

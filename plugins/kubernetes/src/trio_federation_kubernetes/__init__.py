@@ -1,13 +1,28 @@
-"""Kubernetes sources for trio-federation: the capacity of a cluster as its API server tells it. This module holds the
-hook. The way of the data is client, informer (which asks what its reflector decides), decoding, mapper, store, source;
-each is a room of its own. Only the public contract of `trio_federation` is used."""
+"""Kubernetes sources and a sink for trio-federation: the capacity of a cluster as its API server tells it, and the view
+of the fleet written back there. This module holds the hooks. The way of the data is client, informer (which asks what
+its reflector decides), decoding, mapper, store, source; and the way back segments, mirror, sink, client. Each is a room
+of its own. Only the public contract of `trio_federation` is used."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trio_federation import CapacitySource, SourceContext, SourceType, hookimpl
-from trio_federation_kubernetes.options import CrdOptions, KubernetesOptions, SandboxSetOptions, WarmPoolOptions
+from trio_federation import (
+    CapacitySink,
+    CapacitySource,
+    SinkContext,
+    SinkType,
+    SourceContext,
+    SourceType,
+    hookimpl,
+)
+from trio_federation_kubernetes.options import (
+    CrdOptions,
+    KubernetesOptions,
+    SandboxSetOptions,
+    StatusOptions,
+    WarmPoolOptions,
+)
 
 
 def _kubernetes(options: KubernetesOptions, context: SourceContext) -> CapacitySource:
@@ -38,6 +53,12 @@ def _crd(options: CrdOptions, context: SourceContext) -> CapacitySource:
     return TableSource(options, context)
 
 
+def _status(options: StatusOptions, context: SinkContext) -> CapacitySink:
+    from trio_federation_kubernetes.sink import KubernetesStatusSink
+
+    return KubernetesStatusSink(options, context)
+
+
 TYPES = (
     SourceType("kubernetes", KubernetesOptions, _kubernetes, "SandboxEnv objects (agents.navix.sh) of a cluster"),
     SourceType("warmpool", WarmPoolOptions, _warmpool, "SandboxWarmPool objects (agent-sandbox) and their claims"),
@@ -46,7 +67,18 @@ TYPES = (
 )
 
 
+SINK_TYPES = (
+    SinkType("kubernetes-status", StatusOptions, _status, "the view of other clusters in the status of SandboxEnvs"),
+)
+
+
 @hookimpl
 def capacity_sources() -> list[SourceType[Any]]:
     """The source types of this plugin."""
     return list(TYPES)
+
+
+@hookimpl
+def capacity_sinks() -> list[SinkType[Any]]:
+    """The sink types of this plugin."""
+    return list(SINK_TYPES)

@@ -1,0 +1,376 @@
+"""One env whose status shows the view of the fleet: what should stand there, what was written last, what the API server
+has shown since, and so whether there is something to write, and whether somebody else takes away what we write. Pure:
+`now` is an argument. What the view looks like is `segments.py`, whose turn it is among many envs `mirror.py`.
+
+After each write the answer shows what our entries look like then. What is seen of the object later is held against
+that: by its resourceVersion an older state is known from a newer one, and our own write from somebody else's. Entries
+that were changed or removed meanwhile are a disturbance. What is seen while a write is under way waits for its answer,
+which may come before or after the event that it causes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from trio_federation import Capacity
+from trio_federation_kubernetes.ownership import FIELD_MANAGER, Conflict, Owners, suspect
+from trio_federation_kubernetes.resources import Key
+from trio_federation_kubernetes.segments import (
+    Entry,
+    Env,
+    Segment,
+    content,
+    difference,
+    entries,
+    has_summary,
+    segments,
+    told,
+)
+
+#: Seconds within which a second disturbance is one too many.
+DISTURBANCE_WINDOW = 60.0
+#: Seconds for which an env is left alone then, and an entry for which there was a conflict.
+LEAVE_ALONE = 600.0
+#: Seconds by which the end of a saturation may move before that counts as a change: it is told as a rest of time, in
+#: whole seconds, and added to an age.
+SAME_MOMENT = 5.0
+#: States of an object that may wait for the answer to a write; of more, the oldest are not looked at.
+_MOST_HELD = 32
+
+
+class Write(NamedTuple):
+    """A write that is under way: the env's entries are to be these, and no others."""
+
+    key: Key
+    #: seconds on the clock
+    began: float
+    #: which life of the object it is for: one that was deleted may be there again
+    life: int
+    shown: Mapping[str, Segment]
+    #: whether the summary is part of it
+    summary: bool
+
+
+class Plan(NamedTuple):
+    """That there is something to write."""
+
+    #: by how much what is shown differs, as `segments.difference` says; 0: in ages alone
+    weight: int
+    #: not before this moment, on the clock
+    earliest: float
+
+
+class Disturbance(NamedTuple):
+    """Somebody has removed or changed entries of ours."""
+
+    clusters: tuple[str, ...]
+    #: the field manager that has most likely done so; "" where nothing tells
+    party: str
+    #: whether it was one too many
+    stops: bool
+
+
+class _State(NamedTuple):
+    """Our entries in one state of the object."""
+
+    version: int
+    text: str
+    #: as `segments.told` makes them
+    entries: dict[str, Entry]
+
+
+class _Left(NamedTuple):
+    """An entry that was left to somebody else, as there was a conflict about it."""
+
+    owner: str
+    since: float
+    #: how it was seen last; None where it was not
+    entry: Entry | None
+
+
+class MirroredEnv:
+    """One env; there may be an object of it in this cluster, and records of it from others.
+
+    `own`: the local cluster, whose entry is no concern of ours."""
+
+    def __init__(self, key: Key, own: str) -> None:
+        self.key = key
+        self._own = own
+        self.records: Sequence[Capacity] = ()
+        #: whether a write is under way
+        self.writing = False
+        #: rises when the object is deleted
+        self.life = 0
+        self._segments: dict[str, Segment] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of an object."""
+        #: whether the object is there
+        self.present = False
+        #: until when it is left alone, and the field manager because of which; None: it is not
+        self.stopped: tuple[float, str] | None = None
+        #: entries that belong to somebody else, and to whom
+        self.others: dict[str, tuple[str, ...]] = {}
+        #: no write before then, as the last ones have failed so often
+        self.retry_at = -math.inf
+        self.failures = 0
+        #: the contents that were written last; as a new process finds them, those that are ours
+        self._applied: dict[str, Entry] = {}
+        #: those of them that this process has found, and not written
+        self._found: frozenset[str] = frozenset()
+        self._stamps: dict[str, float] = {}
+        self._until: dict[str, dict[str, float]] = {}
+        #: whether anything in the object is ours
+        self._holds = False
+        #: when it was written last, and when its ages were last known to be as young as they can be
+        self._written_at = self._refreshed_at = -math.inf
+        #: the states after our writes, the oldest first; older ones than the last that was seen do not matter
+        self._states: list[_State] = []
+        self._held: list[Env] = []
+        self._disturbed: list[float] = []
+        self._left: dict[str, _Left] = {}
+        self._no_summary_until = -math.inf
+
+    # --- what should be there
+
+    def want(self, records: Sequence[Capacity]) -> bool:
+        """What other clusters have of it. Returns whether that is any news."""
+        if records == self.records:
+            return False
+        self.records = records
+        self._segments = None
+        return True
+
+    def wanted(self, now: float) -> dict[str, Segment]:
+        """What should stand in its status now."""
+        if self.stopped is not None and now < self.stopped[0]:
+            return {}
+        if self._segments is None:
+            self._segments = segments(self.records)
+        if not self.others and not self._left:
+            return self._segments
+        return {cluster: segment for cluster, segment in self._segments.items() if self._is_ours(cluster, now)}
+
+    def _is_ours(self, cluster: str, now: float) -> bool:
+        """Whether an entry of this cluster may be written."""
+        left = self._left.get(cluster)
+        if left is not None:
+            return now >= left.since + LEAVE_ALONE
+        return cluster not in self.others
+
+    def left_to_others(self) -> dict[str, tuple[str, ...]]:
+        """The entries that there would be if they were not somebody else's, with their owners."""
+        if not self.others and not self._left:
+            return {}
+        known = {record.cluster_id for record in self.records}
+        found = {cluster: owner for cluster, owner in self.others.items() if cluster in known}
+        return found | {cluster: (left.owner,) for cluster, left in self._left.items() if cluster in known}
+
+    def plan(self, now: float, *, refresh_interval: float, env_interval: float, keep_until: float) -> Plan | None:
+        """What there is to do; None for nothing. A plan for later may have to be made again then. `keep_until`: until
+        then, entries that were found there are not taken away: what they rest on may not have come yet."""
+        if not self.present or self.writing:
+            return None
+        if self.stopped is not None and now >= self.stopped[0]:
+            self.stopped = None
+            self._disturbed.clear()
+        wanted = self.wanted(now)
+        weight = difference(wanted, self._applied) + self._moved(wanted)
+        if weight == 0 and self._holds and not wanted:
+            weight = 1  # the summary alone
+        if weight:
+            earliest = max(self.retry_at, self._written_at + env_interval)
+            return Plan(weight, earliest if self._found <= wanted.keys() else max(earliest, keep_until))
+        if any(segment.observed_at != self._stamps.get(cluster) for cluster, segment in wanted.items()):
+            return Plan(0, max(self.retry_at, self._refreshed_at + refresh_interval))
+        return None
+
+    def _moved(self, wanted: Mapping[str, Segment]) -> int:
+        """For how many entries the end of a saturation has moved."""
+        return sum(
+            any(abs(moment - known.get(pool, moment)) > SAME_MOMENT for pool, moment in segment.saturated_until.items())
+            for cluster, segment in wanted.items()
+            if segment.saturated_until and (known := self._until.get(cluster)) is not None
+        )
+
+    def next_change(self, now: float) -> float:
+        """When something changes about it by itself: a time of leaving alone ends. inf: never."""
+        ends = [left.since + LEAVE_ALONE for left in self._left.values()]
+        if self.stopped is not None:
+            ends.append(self.stopped[0])
+        return min((end for end in ends if end > now), default=math.inf)
+
+    # --- writing
+
+    def begin(self, now: float) -> Write:
+        """The write that is due, and now under way."""
+        self.writing = True
+        return Write(self.key, now, self.life, self.wanted(now), now >= self._no_summary_until)
+
+    def written(self, write: Write, answer: Env, now: float, *, acting: bool) -> Iterable[Disturbance]:
+        """It was done, and this is the object now. Yields as `observed`."""
+        self.writing = False
+        self.failures = 0
+        if write.life == self.life:
+            self._applied = {cluster: segment.content for cluster, segment in write.shown.items()}
+            self._found = frozenset()
+            self._stamps = {cluster: segment.observed_at for cluster, segment in write.shown.items()}
+            self._until = {cluster: segment.saturated_until for cluster, segment in write.shown.items()}
+            self._holds = bool(write.shown)
+            self._written_at = self._refreshed_at = write.began
+            seen = entries(answer)
+            self._left = {
+                cluster: left._replace(entry=told(seen[cluster]) if cluster in seen else None)
+                for cluster, left in self._left.items()
+                if cluster not in write.shown
+            }
+            version, text = _version(answer)
+            ours = {cluster: told(seen[cluster]) for cluster in write.shown if cluster in seen}
+            self._states.append(_State(version, text, ours))
+            self._note_others(answer, seen.keys(), ours)
+        yield from self._release(now, acting=acting)
+
+    def failed(self, write: Write, now: float, *, unsure: bool, acting: bool) -> Iterable[Disturbance]:
+        """It was not done, or (`unsure`) nobody knows. Yields as `observed`."""
+        self.writing = False
+        self.failures += 1
+        if unsure and write.life == self.life:
+            self._states.clear()  # what is seen next may be ours
+        yield from self._release(now, acting=acting)
+
+    def conflicted(self, conflicts: Sequence[Conflict], now: float) -> None:
+        """It was refused, as others own what it would change: those entries are theirs for a while."""
+        latest = self._states[-1].entries if self._states else {}
+        found = False
+        for conflict in conflicts:
+            if conflict.cluster is not None:
+                found = True
+                left = self._left.get(conflict.cluster)
+                if left is None or now >= left.since + LEAVE_ALONE:
+                    self._left[conflict.cluster] = _Left(conflict.owner, now, latest.pop(conflict.cluster, None))
+            elif conflict.field.startswith(".status.federation"):
+                found = True
+                self._no_summary_until = now + LEAVE_ALONE
+        if not found:  # about something, and there is no telling what
+            self.stopped = now + LEAVE_ALONE, next((conflict.owner for conflict in conflicts), "")
+
+    # --- what is seen
+
+    def gone(self) -> None:
+        """The object was deleted. Another one may come."""
+        self.life += 1
+        self._forget()
+
+    def observed(self, seen: Env, now: float, *, acting: bool) -> Iterable[Disturbance]:
+        """The object is, or was, this. `acting`: whether it is we who write; what others write as us, where it is not,
+        is no disturbance. Yields what somebody has done to our entries."""
+        self.present = True
+        if self.writing:
+            self._held.append(seen)
+            del self._held[:-_MOST_HELD]
+        elif (disturbance := self._observe(seen, now, acting=acting)) is not None:
+            yield disturbance
+
+    def _release(self, now: float, *, acting: bool) -> Iterable[Disturbance]:
+        held, self._held = self._held, []
+        for seen in held:
+            if (disturbance := self._observe(seen, now, acting=acting)) is not None:
+                yield disturbance
+
+    def _observe(self, seen: Env, now: float, *, acting: bool) -> Disturbance | None:
+        if not (acting and self._states):
+            return self._adopt(seen, now)
+        version, text = _version(seen)
+        while len(self._states) > 1 and self._states[1].version <= version:
+            del self._states[0]
+        state = self._states[0]
+        if version < state.version:
+            return None  # from before all that we know
+        found = entries(seen)
+        if text == state.text:
+            self._note_others(seen, found.keys(), state.entries)
+            return None
+        now_told = {cluster: told(entry) for cluster, entry in found.items()}
+        changed = [cluster for cluster, entry in state.entries.items() if now_told.get(cluster) != entry]
+        disturbance = None
+        if changed or self._again(now_told, now):
+            disturbance = self._disturbance(seen, changed, now)
+            for cluster in changed:
+                if cluster in now_told:
+                    state.entries[cluster] = now_told[cluster]
+                else:
+                    del state.entries[cluster]
+                if len(self._states) == 1:  # else we have written since
+                    self._stamps.pop(cluster, None)
+                    if cluster in found:
+                        self._applied[cluster] = content(found[cluster])
+                    else:
+                        self._applied.pop(cluster, None)
+        self._states[0] = _State(version, text, state.entries)
+        self._note_others(seen, found.keys(), state.entries)
+        return disturbance
+
+    def _disturbance(self, seen: Env, clusters: Sequence[str], now: float) -> Disturbance | None:
+        known = {record.cluster_id for record in self.records}
+        lost = tuple(sorted(cluster for cluster in clusters if cluster in known))
+        if clusters and not lost:
+            return None  # it is what we were about to do
+        self._disturbed = [moment for moment in self._disturbed if now - moment < DISTURBANCE_WINDOW] + [now]
+        party = suspect(seen.metadata.managed_fields, clusters or tuple(self._left))
+        stops = len(self._disturbed) >= 2
+        if stops:
+            self.stopped = now + LEAVE_ALONE, party
+        return Disturbance(lost, party, stops)
+
+    def _again(self, shown: Mapping[str, Entry], now: float) -> bool:
+        """Whether an entry that was just taken from us was changed once more."""
+        again = False
+        for cluster, left in self._left.items():
+            if left.entry != (entry := shown.get(cluster)):
+                again = again or (left.entry is not None and now - left.since < DISTURBANCE_WINDOW)
+                self._left[cluster] = left._replace(entry=entry)
+        return again
+
+    def _adopt(self, seen: Env, now: float) -> Disturbance | None:
+        """What is there is taken as it is. Where it was known already, and another agent has changed it as us, that is
+        told as a disturbance that stops nothing."""
+        found = entries(seen)
+        owned = Owners.of(seen.metadata.managed_fields)
+        ours = {cluster: entry for cluster, entry in found.items() if cluster in owned.ours}
+        mine = {cluster: told(entry) for cluster, entry in ours.items()}
+        changed = tuple(
+            sorted(
+                cluster
+                for state in self._states[-1:]
+                for cluster in mine.keys() | state.entries.keys()
+                if mine.get(cluster) != state.entries.get(cluster)
+            )
+        )
+        self._applied = {cluster: content(entry) for cluster, entry in ours.items()}
+        self._found = frozenset(ours)
+        self._stamps, self._until = {}, {}
+        self._holds = bool(ours) or (owned.anything_ours and has_summary(seen))
+        if ours:
+            self._refreshed_at = max(self._refreshed_at, now)
+        self._disturbed.clear()
+        version, text = _version(seen)
+        self._states = [_State(version, text, mine)]
+        self._note_others(seen, found.keys(), mine)
+        return Disturbance(changed, FIELD_MANAGER, False) if changed else None
+
+    def _note_others(self, seen: Env, found: Iterable[str], ours: Mapping[str, Entry]) -> None:
+        """Whose the entries are that are not ours."""
+        foreign = [cluster for cluster in found if cluster not in ours and cluster != self._own]
+        if set(foreign) != self.others.keys():
+            owned = Owners.of(seen.metadata.managed_fields)
+            self.others = {cluster: owned.owners(cluster) for cluster in foreign}
+
+
+def _version(seen: Env) -> tuple[int, str]:
+    """The resourceVersion, as a number and as it stands. Versions of one resource are decimal numbers that grow; of a
+    server where they are not, each is taken for a newer one."""
+    text = seen.metadata.resourceVersion
+    text = text if isinstance(text, str) else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 32 else 0, text
