@@ -1,26 +1,37 @@
 """A Kubernetes API server in memory, for trio's MockClock: namespaced objects of any resource, lists in pages, watches
-with events and bookmarks, a history that can be compacted, and faults on demand. It stands where a client would, so
-everything above the client is the real thing, and everything below it is made up here. Bytes are real, HTTP is not;
-that is `http_peer.py`. What is right is up to the tests."""
+with events and bookmarks, a history that can be compacted, writes to the status of objects by a client and by rivals,
+and faults on demand. It stands where a client would, so everything above the client is the real thing, and everything
+below it is made up here. Bytes are real, HTTP is not; that is `http_peer.py`. What a write makes of an object is
+`fake_apply.py`'s. What is right is up to the tests."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeAlias
 
 import trio
+import yaml
 
+from tests.kubernetes import fake_apply
+from tests.kubernetes.fake_apply import Json, Refused, Schema
 from trio_federation_kubernetes.client import Answer
-from trio_federation_kubernetes.errors import ApiError, KubernetesError, UnreachableError
+from trio_federation_kubernetes.errors import ApiError, Cause, KubernetesError, UnreachableError
 from trio_federation_kubernetes.resources import Key, Resource
+from trio_federation_kubernetes.sandboxenv import SANDBOXENVS
+from trio_federation_kubernetes.sandboxset import SANDBOXSETS
+from trio_federation_kubernetes.warmpool import SANDBOXCLAIMS, SANDBOXWARMPOOLS
 
-Kind: TypeAlias = Literal["list", "page", "watch", "probe", "openapi", "other"]
+Kind: TypeAlias = Literal["list", "page", "watch", "probe", "apply", "openapi", "other"]
 #: what a watch does instead of what it should: yields bytes, and ends or raises
 Script: TypeAlias = Callable[["Request"], AsyncGenerator[bytes]]
 
@@ -32,12 +43,22 @@ _REASONS = {
     401: "Unauthorized",
     403: "Forbidden",
     404: "NotFound",
+    409: "Conflict",
     410: "Expired",
+    422: "Invalid",
     429: "TooManyRequests",
     500: "InternalError",
     503: "ServiceUnavailable",
     504: "Timeout",
 }
+_KINDS = {
+    SANDBOXENVS: "SandboxEnv",
+    SANDBOXWARMPOOLS: "SandboxWarmPool",
+    SANDBOXCLAIMS: "SandboxClaim",
+    SANDBOXSETS: "SandboxSet",
+}
+#: what a server knows of SandboxEnvs
+_CRD = Path(__file__).resolve().parents[2] / "config" / "kubernetes" / "crd" / "sandboxenvs.yaml"
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,10 @@ class Request:
     namespace: str | None
     #: the plural of the resource; "" for what is none
     plural: str
+    #: the object, where it is about one
+    name: str = ""
+    #: what came with it
+    body: bytes = b""
 
 
 def refusal(
@@ -62,10 +87,10 @@ def refusal(
     reason: str | None = None,
     retry_after: float | None = None,
     continue_token: str = "",
-    causes: tuple[str, ...] = (),
+    causes: Iterable[Cause | str] = (),
     where: str = "fake",
 ) -> ApiError:
-    """What a client makes of an answer with this status."""
+    """What a client makes of an answer with this status. `causes`: of a text, it is the reason."""
     reason = _REASONS.get(code, "") if reason is None else reason
     return ApiError(
         f"{where}: {code} {reason}: {message or 'as the test wants it'}",
@@ -74,7 +99,7 @@ def refusal(
         message=message,
         retry_after=retry_after,
         continue_token=continue_token,
-        causes=causes,
+        causes=tuple(Cause(cause) if isinstance(cause, str) else cause for cause in causes),
     )
 
 
@@ -90,8 +115,11 @@ class Fault:
         times: float = math.inf,
         namespace: str | None = None,
         plural: str | None = None,
+        name: str | None = None,
+        done: bool = False,
     ) -> None:
         self._kinds = kinds
+        self._name = name
         self._namespace = namespace
         self._plural = plural
         #: raised; where there is none, and no body, the request hangs
@@ -100,6 +128,8 @@ class Fault:
         self.body = body
         #: how many requests it still meets
         self.times = times
+        #: whether a write is carried out all the same
+        self.done = done
 
     def meets(self, request: Request) -> bool:
         """Whether it is this request's turn; counts it."""
@@ -108,6 +138,7 @@ class Fault:
             and (not self._kinds or request.kind in self._kinds)
             and self._namespace in (None, request.namespace)
             and self._plural in (None, request.plural)
+            and self._name in (None, request.name)
         )
         if met:
             self.times -= 1
@@ -127,6 +158,8 @@ class Change:
     key: Key
     #: as it is afterwards, or was last
     object: dict[str, Any]
+    #: seconds on the clock, from when on watches tell it
+    told_at: float = -math.inf
 
 
 @dataclass
@@ -166,8 +199,10 @@ class FakeServer:
     """An API server.
 
     `wall_offset`: add it to the clock to get the server's Unix time. `latency`: seconds that each answer takes.
-    `bookmark_interval`: seconds; inf for a server that sends none. Versions and tokens are words that say nothing of
-    their order."""
+    `bookmark_interval`: seconds; inf for a server that sends none. `numeric_versions`: versions are decimal numbers
+    that grow, as real ones do; else they are words that say nothing of their order, as tokens always are.
+    `echo_first`: whether the event of a write that has come over a connection is told before the write is answered;
+    None: now so, now so, by `seed`. What comes second comes `latency` later."""
 
     def __init__(
         self,
@@ -176,10 +211,13 @@ class FakeServer:
         latency: float = 0.01,
         bookmark_interval: float = 60.0,
         seed: int = 0,
+        numeric_versions: bool = False,
+        echo_first: bool | None = None,
     ) -> None:
         self.wall_offset = wall_offset
         self.latency = latency
         self.bookmark_interval = bookmark_interval
+        self.echo_first = echo_first
         self.requests: list[Request] = []
         self.watches: list[OpenWatch] = []
         self.faults: list[Fault] = []
@@ -196,10 +234,19 @@ class FakeServer:
         self._resources = {resource.plural: resource for resource in resources}
         self._scripts: list[tuple[Script, float]] = []
         self._random = Random(seed)
+        #: for what is new, so that words stay what they are by the seed
+        self._coin = Random(seed)
+        self._numeric = numeric_versions
+        self._number = 1000
+        self._held = 0
+        #: by resource; of others nobody owns anything
+        self._schemas: dict[Resource, Schema] = {SANDBOXENVS: _schema(sandboxenvs())}
+        #: resources whose status is no subresource
+        self._whole: set[Resource] = set()
         self._objects: dict[Resource, dict[Key, dict[str, Any]]] = {}
         self._history: list[Change] = []
         #: the words for the places in the history, from before the first change on
-        self._words = [self._word()]
+        self._words = [self._version()]
         self._places = {self._words[0]: 0}
         #: the first place that a watch can still start from
         self._oldest = 0
@@ -208,24 +255,131 @@ class FakeServer:
     # What there is.
 
     def put(
-        self, resource: Resource, namespace: str, name: str, labels: Mapping[str, str] | None = None, **body: Any
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        labels: Mapping[str, str] | None = None,
+        *,
+        manager: str = "controller",
+        **body: Any,
     ) -> None:
-        """Create an object, or replace it. `body`: everything but its identity."""
+        """Create an object, or replace it. `body`: everything but its identity. `manager`: who does it, and so owns
+        what is new in it, where the resource is one with a schema; "" for somebody from before there were owners."""
         objects = self._objects.setdefault(resource, {})
         key = (namespace, name)
         kind = "MODIFIED" if key in objects else "ADDED"
-        version = self._word()
+        version = self._version()
         metadata = {"name": name, "namespace": namespace, "resourceVersion": version, "labels": dict(labels or {})}
         metadata |= body.pop("metadata", {})
-        objects[key] = {"kind": resource.plural, "metadata": metadata, **body}
-        self._record(Change(kind, resource, key, objects[key]), version)
+        found = {**_type_of(resource), "metadata": metadata, **body}
+        if manager and resource in self._schemas and "managedFields" not in metadata:
+            found = self._owned(self._schemas[resource], objects.get(key), found, manager)
+        objects[key] = found
+        self._record(Change(kind, resource, key, found), version)
+
+    def _owned(self, schema: Schema, before: Json | None, after: Json, manager: str) -> Json:
+        """As it is after the spec and then the status have been written."""
+        new = {"metadata": after["metadata"], "apiVersion": after["apiVersion"]}
+        if before is not None:
+            owners = before["metadata"].get("managedFields", ())
+            new = {**before, "metadata": {**after["metadata"], "managedFields": owners}}
+        for part in ("spec", "status"):
+            # Values that the schema would not have are what some tests are about.
+            new = fake_apply.update(
+                schema, new, after, manager, now=self.stamp(), part=part, created=before is None, checked=False
+            )
+        return {**after, "metadata": new["metadata"]}
+
+    def edit(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        change: Callable[[Json], object],
+        manager: str = "controller",
+    ) -> None:
+        """Read the status, `change` it in place, and write it as a controller does that has just read it. Raises
+        ApiError."""
+        found = self._found(resource, namespace, name, f"PUT {resource.path(namespace)}/{name}/status")
+        status = copy.deepcopy(found.get("status", {}))
+        change(status)
+        self._write(resource, found, fake_apply.update, {"status": status}, manager)
+
+    def merge_patch(
+        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], manager: str = "ops"
+    ) -> None:
+        """Patch the status, of `body`, by RFC 7386: lists are replaced as wholes, whoever owns what is in them. Raises
+        ApiError."""
+        found = self._found(resource, namespace, name, f"PATCH {resource.path(namespace)}/{name}/status")
+        self._write(resource, found, fake_apply.merge_patch, body, manager)
+
+    def apply_as(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        body: Mapping[str, Any],
+        manager: str = "ops",
+        force: bool = False,
+    ) -> None:
+        """Apply the status of `body`, server-side. Raises ApiError."""
+        found = self._found(resource, namespace, name, f"PATCH {resource.path(namespace)}/{name}/status")
+        self._write(resource, found, functools.partial(fake_apply.apply, force=force), body, manager)
+
+    def _found(self, resource: Resource, namespace: str, name: str, where: str) -> Json:
+        if resource not in self._resources.values() or resource in self._whole:
+            raise refusal(404, "the server could not find the requested resource", where=where)
+        found = self._objects.get(resource, {}).get((namespace, name))
+        if found is None:
+            raise refusal(404, f'{resource} "{name}" not found', where=where)
+        return found
+
+    def _write(
+        self,
+        resource: Resource,
+        found: Json,
+        write: Callable[..., Json],
+        body: Mapping[str, Any],
+        manager: str,
+        told_in: float = 0.0,
+    ) -> Json:
+        """The object after a write. Raises ApiError."""
+        metadata = found["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        try:
+            new = write(self._schemas.get(resource, {}), found, body, manager, now=self.stamp())
+        except Refused as error:
+            where = f"PATCH {resource.path(key[0])}/{key[1]}/status"
+            raise refusal(error.code, error.message, reason=error.reason, causes=error.causes, where=where) from error
+        if new is not found:
+            version = self._version()
+            new = {**new, "metadata": {**new["metadata"], "resourceVersion": version}}
+            self._objects[resource][key] = new
+            told_at = trio.current_time() + told_in if told_in else -math.inf
+            self._record(Change("MODIFIED", resource, key, new, told_at), version)
+        return new
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        """An object as it is; not to be changed."""
+        return self._objects[resource][namespace, name]
 
     def delete(self, resource: Resource, namespace: str, name: str) -> None:
         """Remove an object."""
-        version = self._word()
+        version = self._version()
         last = self._objects[resource].pop((namespace, name))
         last = last | {"metadata": last["metadata"] | {"resourceVersion": version}}
         self._record(Change("DELETED", resource, (namespace, name), last), version)
+
+    def define(self, definition: Mapping[str, Any]) -> None:
+        """The resource of a CustomResourceDefinition, which is known, is as that says from now on, and described (see
+        `openapi`)."""
+        resource = _resource_of(definition)
+        self._schemas[resource] = _schema(definition)
+        self._whole.discard(resource)
+        if "status" not in definition["spec"]["versions"][0].get("subresources", {}):
+            self._whole.add(resource)
+        self.openapi[f"/openapi/v3/apis/{resource.group}/{resource.version}"] = described(definition)
 
     def names(self, resource: Resource) -> set[Key]:
         """The objects that there are."""
@@ -270,24 +424,37 @@ class FakeServer:
         times: float = math.inf,
         namespace: str | None = None,
         plural: str | None = None,
+        name: str | None = None,
         **said: Any,
     ) -> Fault:
         """They meet this status."""
         return self.fault(
             *kinds,
-            error=lambda request: refusal(code, where=f"GET {request.path}", **said),
+            error=lambda request: refusal(code, where=_where(request), **said),
             times=times,
             namespace=namespace,
             plural=plural,
+            name=name,
         )
 
-    def vanish(self, *kinds: Kind, times: float = math.inf) -> Fault:
-        """They meet nobody."""
-        return self.fault(*kinds, error=lambda _: UnreachableError("fake: connection refused"), times=times)
+    def vanish(self, *kinds: Kind, times: float = math.inf, done: bool = False) -> Fault:
+        """They meet nobody. `done`: a write is carried out, and it is the answer that is lost."""
+        return self.fault(*kinds, error=lambda _: UnreachableError("fake: connection refused"), times=times, done=done)
 
-    def hang(self, *kinds: Kind, times: float = math.inf) -> Fault:
-        """They are never answered."""
-        return self.fault(*kinds, times=times)
+    def hang(self, *kinds: Kind, times: float = math.inf, done: bool = False) -> Fault:
+        """They are never answered. `done`: but a write is carried out."""
+        return self.fault(*kinds, times=times, done=done)
+
+    @contextmanager
+    def holding_events(self) -> Iterator[None]:
+        """No watch tells a change for a while, so that answers and lists overtake them; at the end all are told."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            for watch in self.watches:
+                watch.wake()
 
     def script(self, script: Script, times: float = math.inf) -> None:
         """So many watches to come do this, once they are open."""
@@ -343,6 +510,11 @@ class FakeServer:
         """The requests of one kind that have come since then."""
         return [request for request in self.requests if request.kind == kind and request.at >= since]
 
+    @property
+    def patches(self) -> list[Json]:
+        """The bodies of all that was to be applied over connections, also of what was refused or met no answer."""
+        return [json.loads(request.body) for request in self.asked("apply")]
+
     # For its connections.
 
     @asynccontextmanager
@@ -351,17 +523,21 @@ class FakeServer:
         await trio.lowlevel.checkpoint()
         yield FakeConnection(self)
 
-    def arrived(self, path: str, params: Mapping[str, str]) -> Request:
-        """A request has come."""
+    def arrived(self, path: str, params: Mapping[str, str], body: bytes | None = None) -> Request:
+        """A request has come. `body`: of one that applies."""
         where: str | None
+        name = ""
         match path.strip("/").split("/"):
             case ["apis", _, _, "namespaces", namespace, plural] | ["api", _, "namespaces", namespace, plural]:
+                where, what = namespace, plural
+            case ["apis", _, _, "namespaces", namespace, plural, name, "status"]:
                 where, what = namespace, plural
             case ["apis", _, _, plural] | ["api", _, plural]:
                 where, what = None, plural
             case _:
                 where, what = None, ""
-        request = Request(trio.current_time(), _kind(path, params), path, dict(params), where, what)
+        kind = _kind(path, params) if body is None else "apply"
+        request = Request(trio.current_time(), kind, path, dict(params), where, what, name, body or b"")
         self.requests.append(request)
         return request
 
@@ -373,7 +549,7 @@ class FakeServer:
         """The answer to a plain request. Raises ApiError."""
         if request.kind == "openapi":
             if request.path not in self.openapi:
-                raise refusal(404, where=f"GET {request.path}")
+                raise refusal(404, where=_where(request))
             return json.dumps(self.openapi[request.path]).encode()
         resource = self._resource(request)
         token = request.params.get("continue", "")
@@ -393,6 +569,36 @@ class FakeServer:
             metadata["continue"] = self._word()
             self._pagings[metadata["continue"]] = paging
         return json.dumps({"kind": "List", "metadata": metadata, "items": items}).encode()
+
+    def applied(self, request: Request, told_in: float = 0.0) -> bytes:
+        """The answer to a request that applies: the object as it is afterwards. `told_in`: seconds until watches tell
+        it. Raises ApiError."""
+        where = _where(request)
+        resource = self._resources.get(request.plural)
+        if resource is None or request.path != f"{resource.path(request.namespace)}/{request.name}/status":
+            raise refusal(404, "the server could not find the requested resource", where=where)
+        manager = request.params.get("fieldManager", "")
+        if not manager:
+            needed = Cause("FieldValueRequired", "fieldManager", "Required value: is required for apply patch")
+            raise refusal(422, f"fieldManager: {needed.message}", causes=(needed,), where=where)
+        found = self._found(resource, request.namespace or "", request.name, where)
+        try:
+            body = json.loads(request.body)
+        except ValueError as error:
+            raise refusal(400, f"error decoding YAML: {error}", where=where) from error
+        if {name: body.get(name) for name in ("apiVersion", "kind")} != _type_of(resource):
+            raise refusal(400, f"invalid object type: {body.get('apiVersion')}, Kind={body.get('kind')}", where=where)
+        identity = body.get("metadata", {})
+        for what, asked in (("name", request.name), ("namespace", request.namespace)):
+            if identity.get(what, asked) != asked:
+                text = f"the {what} of the object ({identity[what]}) does not match the {what} on the URL ({asked})"
+                raise refusal(400, text, where=where)
+        write = functools.partial(fake_apply.apply, force=request.params.get("force") == "true")
+        return json.dumps(self._write(resource, found, write, body, manager, told_in)).encode()
+
+    def echoes_first(self) -> bool:
+        """Whether watches tell a write before it is answered, this time."""
+        return self._coin.random() < 0.5 if self.echo_first is None else self.echo_first
 
     def open(self, request: Request) -> OpenWatch:
         """Begin a watch. Raises ApiError."""
@@ -445,17 +651,28 @@ class FakeServer:
             if watch.ends or trio.current_time() >= watch.ends_at:
                 return
             watch.news = trio.Event()
-            with trio.move_on_at(min(watch.ends_at, watch.next_bookmark)):
+            with trio.move_on_at(min(watch.ends_at, watch.next_bookmark, self._next_at(watch))):
                 await watch.news.wait()
 
     def server_time(self) -> float:
-        """What the server's clock shows, in Unix seconds."""
-        return trio.current_time() + self.wall_offset
+        """What the server's clock shows, in Unix seconds. Objects may be put before Trio runs: when MockClock is 0."""
+        return (trio.current_time() if trio.lowlevel.in_trio_run() else 0.0) + self.wall_offset
+
+    def stamp(self) -> str:
+        """The same as objects have it: RFC 3339, in whole seconds."""
+        return datetime.fromtimestamp(math.floor(self.server_time()), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     # Inside.
 
     def _word(self) -> str:
         return f"{self._random.getrandbits(40):010x}"
+
+    def _version(self) -> str:
+        if not self._numeric:
+            return self._word()
+        # Others write to the same store.
+        self._number += self._coin.choice([1, 1, 2, 5])
+        return str(self._number)
 
     def _record(self, change: Change, version: str) -> None:
         self._history.append(change)
@@ -483,17 +700,26 @@ class FakeServer:
         told = b"".join(watch.raw)
         watch.raw.clear()
         for change in self._history[watch.position :]:
+            if self._held or change.told_at > trio.current_time():
+                break
+            watch.position += 1
             if (
                 change.resource == watch.resource
                 and watch.request.namespace in (None, change.key[0])
                 and _selected(change.object, watch.selector)
             ) and not (watch.ends or watch.error):
                 told += line(change.type, change.object)
-        watch.position = len(self._history)
         if trio.current_time() >= watch.next_bookmark:
             watch.next_bookmark = trio.current_time() + self.bookmark_interval
-            told += line("BOOKMARK", {"kind": watch.resource.plural, "metadata": {"resourceVersion": self.version()}})
+            version = self._words[watch.position]
+            told += line("BOOKMARK", {**_type_of(watch.resource), "metadata": {"resourceVersion": version}})
         return told
+
+    def _next_at(self, watch: OpenWatch) -> float:
+        """When a watch has to tell a change that there is already."""
+        if self._held or watch.position == len(self._history):
+            return math.inf
+        return self._history[watch.position].told_at
 
 
 class FakeConnection:
@@ -517,6 +743,25 @@ class FakeConnection:
             body = fault.body if fault is not None and fault.body is not None else server.answer(request)
             return Answer(body, self._dated())
         raise UnreachableError(f"fake: GET {path}: no answer within {deadline:g} s")
+
+    async def apply(self, path: str, params: Mapping[str, str], body: bytes, *, deadline: float = 10.0) -> Answer:
+        """Apply, and get the object as it is afterwards, or an error."""
+        server = self._server
+        request = server.arrived(path, params, body)
+        with trio.move_on_after(deadline):
+            echo_first = server.echoes_first()
+            fault = await self._begin(request)
+            if fault is not None and fault.body is not None:
+                return Answer(fault.body, self._dated())
+            try:
+                answer = server.applied(request, 0.0 if echo_first else server.latency)
+            except ApiError:
+                self._dated()
+                raise
+            if echo_first:
+                await trio.sleep(server.latency)
+            return Answer(answer, self._dated())
+        raise UnreachableError(f"fake: PATCH {path}: no answer within {deadline:g} s")
 
     @asynccontextmanager
     async def stream(
@@ -556,6 +801,8 @@ class FakeConnection:
         server = self._server
         await trio.sleep(server.latency)
         fault = server.fault_of(request)
+        if fault is not None and fault.done and request.kind == "apply":
+            server.applied(request)
         if server.black_hole or (fault is not None and fault.error is None and fault.body is None):
             await trio.sleep_forever()
         if fault is not None and fault.error is not None:
@@ -574,6 +821,11 @@ class FakeConnection:
 def line(kind: str, found: Mapping[str, Any]) -> bytes:
     """An event of a watch, as bytes."""
     return json.dumps({"type": kind, "object": found}, ensure_ascii=False).encode() + b"\n"
+
+
+def _where(request: Request) -> str:
+    """How an error about it begins."""
+    return f"{'PATCH' if request.kind == 'apply' else 'GET'} {request.path}"
 
 
 def _kind(path: str, params: Mapping[str, str]) -> Kind:
@@ -596,6 +848,69 @@ def _selector(request: Request) -> dict[str, str]:
 def _selected(found: Mapping[str, Any], selector: Mapping[str, str]) -> bool:
     labels: dict[str, str] = found["metadata"].get("labels", {})
     return selector.items() <= labels.items()
+
+
+def _type_of(resource: Resource) -> dict[str, str]:
+    version = f"{resource.group}/{resource.version}" if resource.group else resource.version
+    return {"apiVersion": version, "kind": _KINDS.get(resource, resource.plural)}
+
+
+# What a server knows of SandboxEnvs.
+
+
+def sandboxenvs(*, keyed: bool = True, subresource: bool = True, federation: bool = True) -> Json:
+    """The CustomResourceDefinition of SandboxEnvs that this repository has. Without `keyed`, the list of clusters is
+    atomic; without `subresource`, the status can only be written with the rest; without `federation`, the status knows
+    no such field (but keeps it, as it does with all that it does not know)."""
+    definition: Json = yaml.safe_load(_CRD.read_text(encoding="utf-8"))
+    (version,) = definition["spec"]["versions"]
+    status = _schema(definition)["properties"]["status"]["properties"]
+    if not keyed:
+        del status["clusters"]["x-kubernetes-list-type"], status["clusters"]["x-kubernetes-list-map-keys"]
+    if not subresource:
+        del version["subresources"]
+    if not federation:
+        del status["federation"]
+    return definition
+
+
+def described(definition: Mapping[str, Any]) -> Json:
+    """The OpenAPI v3 document that a server publishes of the group and version of a CustomResourceDefinition, as far as
+    it is about where the resource is and what is in it."""
+    spec = definition["spec"]
+    (version,) = spec["versions"]
+    resource = _resource_of(definition)
+    kind = {"group": resource.group, "version": resource.version, "kind": spec["names"]["kind"]}
+    one = f"{resource.path('{namespace}')}/{{name}}"
+    operations = {
+        resource.path(): ["get"],
+        resource.path("{namespace}"): ["get", "post", "delete"],
+        one: ["get", "put", "delete", "patch"],
+        **({f"{one}/status": ["get", "put", "patch"]} if "status" in version.get("subresources", {}) else {}),
+    }
+    # ObjectMeta is described elsewhere in the document, which is of no interest here.
+    described_as = {**_schema(definition), "x-kubernetes-group-version-kind": [kind]}
+    name = ".".join([*reversed(resource.group.split(".")), resource.version, kind["kind"]])
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes CRD Swagger", "version": "v0.1.0"},
+        "paths": {
+            path: {each: {"x-kubernetes-group-version-kind": kind} for each in found}
+            for path, found in operations.items()
+        },
+        "components": {"schemas": {name: described_as}},
+    }
+
+
+def _schema(definition: Mapping[str, Any]) -> Json:
+    found = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert isinstance(found, dict)
+    return found
+
+
+def _resource_of(definition: Mapping[str, Any]) -> Resource:
+    spec = definition["spec"]
+    return Resource(spec["group"], spec["versions"][0]["name"], spec["names"]["plural"])
 
 
 # Objects as tests want them.
