@@ -46,8 +46,17 @@ _numbers = itertools.count(1)
 
 def source(kind: str, **options: object) -> str:
     """A `[[source]]` table. Options are texts, numbers, booleans, paths, and lists and tables of texts."""
+    return _plugin("source", kind, options)
+
+
+def sink(kind: str, **options: object) -> str:
+    """A `[[sink]]` table, like `source`."""
+    return _plugin("sink", kind, options)
+
+
+def _plugin(table: str, kind: str, options: Json) -> str:
     lines = [f"{name} = {_toml(value)}\n" for name, value in options.items()]
-    return f'[[source]]\ntype = "{kind}"\n{"".join(lines)}'
+    return f'[[{table}]]\ntype = "{kind}"\n{"".join(lines)}'
 
 
 def _toml(value: object) -> str:

@@ -64,9 +64,9 @@ async def do(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) ->
 
 @dataclass(eq=False)
 class Asked:
-    """One request of a source's."""
+    """One request of a source's, or of a sink's."""
 
-    #: "list" (a first page), "page" (a further one), "watch", "probe", or "schema"
+    #: "list" (a first page), "page" (a further one), "watch", "probe", "schema", or "apply"
     kind: str
     path: str
     params: Mapping[str, str]
@@ -80,6 +80,9 @@ class Asked:
     bookmarks: list[str] = field(default_factory=list)
     #: of a watch: the codes in the errors that it has brought
     codes: list[int] = field(default_factory=list)
+    #: of an apply: what was to be applied, and the object that was answered
+    body: bytes = b""
+    answer: bytes = b""
     #: whether a good answer has begun
     answered: bool = False
     over: bool = False
@@ -101,7 +104,7 @@ class Asked:
 
 
 class Record:
-    """What a source has asked for, and when it last heard anything good."""
+    """What a source, or a sink, has asked for, and when it last heard anything good."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -134,9 +137,11 @@ class Record:
 
         return noted()
 
-    async def begin(self, path: str, params: Mapping[str, str]) -> Asked:
-        """Note a request that is to be sent now."""
-        if "watch" in params:
+    async def begin(self, path: str, params: Mapping[str, str], body: bytes | None = None) -> Asked:
+        """Note a request that is to be sent now; `body`: what it applies."""
+        if body is not None:
+            kind = "apply"
+        elif "watch" in params:
             kind = "watch"
         elif path.startswith("/openapi"):
             kind = "schema"
@@ -145,7 +150,7 @@ class Record:
         else:
             # Pages of lists are never that small here.
             kind = "probe" if params.get("limit") == "1" else "list"
-        asked = Asked(kind, path, dict(params), trio.current_time())
+        asked = Asked(kind, path, dict(params), trio.current_time(), body=body or b"")
         self.asked.append(asked)
         if self.before is not None:
             await self.before(asked)
@@ -169,8 +174,17 @@ class _Noting:
 
     async def get(self, path: str, params: Mapping[str, str], *, deadline: float = 10.0) -> Answer:
         asked = await self._record.begin(path, params)
+        return await self._noted(asked, self._api.get(path, params, deadline=deadline))
+
+    async def apply(self, path: str, params: Mapping[str, str], body: bytes, *, deadline: float = 10.0) -> Answer:
+        asked = await self._record.begin(path, params, body)
+        answer = await self._noted(asked, self._api.apply(path, params, body, deadline=deadline))
+        asked.answer = answer.body
+        return answer
+
+    async def _noted(self, asked: Asked, asking: Awaitable[Answer]) -> Answer:
         try:
-            answer = await self._api.get(path, params, deadline=deadline)
+            answer = await asking
         except KubernetesError as error:
             asked.error = error
             raise
