@@ -238,9 +238,9 @@ class SinkContext(ClusterContext):
 
     #: seconds after which a record that nobody vouches for is gone from what the sink is told
     ttl: float = 30.0
-    #: whether this agent is the one that reports for its cluster. True: at least one hub takes this agent's reports,
-    #: and none refuses them for another agent's (or there are no hubs); False: a hub takes another agent's reports for
-    #: this cluster; None: no hub says so now. May be called from any thread
+    #: whether this agent is the one that reports for its cluster. True: each hub that says anything takes this agent's
+    #: reports, or there are no hubs; False: each of them takes another agent's; None: no hub says anything now, or they
+    #: differ, so that whoever did last what only one should do may go on. May be called from any thread
     is_reporter: Callable[[], bool | None] = only_reporter
 
 

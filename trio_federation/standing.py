@@ -30,11 +30,12 @@ class Standing:
         self._say(hub, None)
 
     def is_reporter(self) -> bool | None:
-        """True: at least one hub takes this agent's reports, and none refuses them for another agent's, or there are no
-        hubs; False: a hub takes another agent's reports for this cluster; None: no hub says so now."""
+        """True: each hub that says anything takes this agent's reports, or there are no hubs; False: each of them takes
+        those of another agent of this cluster; None: no hub says anything now, or they differ. After a hub's restart
+        two agents may each have one of two hubs, for good, and neither is more of a reporter than the other."""
         return self._answer
 
     def _say(self, hub: str, said: bool | None) -> None:
         self._said[hub] = said
-        known = self._said.values()
-        self._answer = False if False in known else True if True in known else None
+        known = set(self._said.values()) - {None}
+        self._answer = known.pop() if len(known) == 1 else None

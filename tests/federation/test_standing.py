@@ -100,7 +100,7 @@ async def test_who_was_refused_is_not_the_reporter_because_the_hub_has_fallen_si
         assert rival.is_reporter() is False
 
 
-async def test_one_hub_that_takes_another_is_enough_to_step_back(autojump_clock: MockClock) -> None:
+async def test_hubs_that_differ_say_nothing(autojump_clock: MockClock) -> None:
     """And one hub that takes our reports is enough to go on, while the other is away."""
     async with simulated_federation("east", hubs=2) as fed:
         east = fed["east"]
@@ -115,7 +115,7 @@ async def test_one_hub_that_takes_another_is_enough_to_step_back(autojump_clock:
         assert (east.is_reporter(), rival.is_reporter()) == (True, True)
         east.routes["hub-1"].heal()
         await trio.sleep(15.0)
-        assert (east.is_reporter(), rival.is_reporter()) == (False, True)
+        assert (east.is_reporter(), rival.is_reporter()) == (None, True)
         await rival.stop()
         await trio.sleep(TAKEOVER[1] + SOON)
         assert east.is_reporter() is True

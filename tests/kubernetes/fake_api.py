@@ -160,6 +160,17 @@ class Change:
     object: dict[str, Any]
     #: seconds on the clock, from when on watches tell it
     told_at: float = -math.inf
+    #: as it was before, where it was there
+    before: dict[str, Any] | None = None
+
+    def seen_with(self, selector: Mapping[str, str]) -> str | None:
+        """What a watch with this selector is told that has happened; None: nothing that concerns it. An object that is
+        chosen no more is gone for it, and one that is chosen now is new."""
+        now = self.type != "DELETED" and _selected(self.object, selector)
+        was = self.before is not None and _selected(self.before, selector)
+        if was:
+            return "MODIFIED" if now else "DELETED"
+        return "ADDED" if now else None
 
 
 @dataclass
@@ -275,8 +286,9 @@ class FakeServer:
         found = {**_type_of(resource), "metadata": metadata, **body}
         if manager and resource in self._schemas and "managedFields" not in metadata:
             found = self._owned(self._schemas[resource], objects.get(key), found, manager)
+        before = objects.get(key)
         objects[key] = found
-        self._record(Change(kind, resource, key, found), version)
+        self._record(Change(kind, resource, key, found, before=before), version)
 
     def _owned(self, schema: Schema, before: Json | None, after: Json, manager: str) -> Json:
         """As it is after the spec and then the status have been written."""
@@ -357,7 +369,7 @@ class FakeServer:
             new = {**new, "metadata": {**new["metadata"], "resourceVersion": version}}
             self._objects[resource][key] = new
             told_at = trio.current_time() + told_in if told_in else -math.inf
-            self._record(Change("MODIFIED", resource, key, new, told_at), version)
+            self._record(Change("MODIFIED", resource, key, new, told_at, found), version)
         return new
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
@@ -367,9 +379,9 @@ class FakeServer:
     def delete(self, resource: Resource, namespace: str, name: str) -> None:
         """Remove an object."""
         version = self._version()
-        last = self._objects[resource].pop((namespace, name))
-        last = last | {"metadata": last["metadata"] | {"resourceVersion": version}}
-        self._record(Change("DELETED", resource, (namespace, name), last), version)
+        before = self._objects[resource].pop((namespace, name))
+        last = before | {"metadata": before["metadata"] | {"resourceVersion": version}}
+        self._record(Change("DELETED", resource, (namespace, name), last, before=before), version)
 
     def define(self, definition: Mapping[str, Any]) -> None:
         """The resource of a CustomResourceDefinition, which is known, is as that says from now on, and described (see
@@ -706,9 +718,9 @@ class FakeServer:
             if (
                 change.resource == watch.resource
                 and watch.request.namespace in (None, change.key[0])
-                and _selected(change.object, watch.selector)
+                and (kind := change.seen_with(watch.selector)) is not None
             ) and not (watch.ends or watch.error):
-                told += line(change.type, change.object)
+                told += line(kind, change.object)
         if trio.current_time() >= watch.next_bookmark:
             watch.next_bookmark = trio.current_time() + self.bookmark_interval
             version = self._words[watch.position]

@@ -1,20 +1,25 @@
-"""Failures that Kubernetes clients are publicly known for, each as a real scenario: a scripted server on a real socket,
-the real client, and a real source or agent above it, in real time."""
+"""Failures that Kubernetes clients are publicly known for, each as a real scenario. What is about reading: a scripted
+server on a real socket, the real client, and a real source or agent above it, in real time. What is about writing: a
+server in memory that keeps book of who owns what, and a real sink in a real agent, on virtual time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.typing import EventDict
+from trio.testing import MockClock
 
 from tests.federation.helpers import counted
-from tests.kubernetes.fake_api import line
+from tests.kubernetes.fake_api import line, sandboxenvs
 from tests.kubernetes.http_peer import (
     Reply,
     ScriptedApi,
@@ -31,16 +36,23 @@ from tests.kubernetes.http_peer import (
     stall,
     status,
 )
+from tests.kubernetes.json_texts import NO_OBJECT, dump
+from tests.kubernetes.mirroring import MANAGER, OWN, PARAMETERS, SOON, StatusServer, has, mirroring, told
 from tests.kubernetes.peers import access_to, client_for
-from trio_federation import CapacitySource, Withdrawal
+from tests.simulation import member, simulated_federation
+from trio_federation import CapacitySource, Change, Withdrawal
 from trio_federation.agent import Agent
 from trio_federation.config import Federation
-from trio_federation.testing import source_context
+from trio_federation.pb.sandbox.sync.v1 import ReportFederationRequest
+from trio_federation.rpc import ReportCall
+from trio_federation.testing import sink_context, source_context
 from trio_federation_kubernetes import informer
-from trio_federation_kubernetes.errors import KubernetesError
-from trio_federation_kubernetes.options import KubernetesOptions
-from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
+from trio_federation_kubernetes.errors import ApiError, Cause, KubernetesError
+from trio_federation_kubernetes.options import KubernetesOptions, StatusOptions
+from trio_federation_kubernetes.sandboxenv import SANDBOXENVS, SandboxEnvMapper
+from trio_federation_kubernetes.sink import KubernetesStatusSink
 from trio_federation_kubernetes.source import KubernetesSource
+from trio_federation_kubernetes.status import Status
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -374,3 +386,246 @@ async def test_a_watch_whose_connection_alone_has_died_is_made_anew(monkeypatch:
         await until_pools(source, {"p1": 2})
         assert api.versions() == ["100", "100.5"]
         assert source.troubles() == []
+
+
+# --- a list that others write, too
+
+
+FIELD = '.status.clusters[clusterID="east"].observedMembers[name="p1"].idleCount'
+BY_OPS = 'conflict with "ops" with subresource "status" using agents.navix.sh/v1alpha1'
+
+
+def entry(cluster: str, idle: int) -> dict[str, Any]:
+    """An entry of another cluster, as somebody else writes it."""
+    return {"clusterID": cluster, "isLocal": False, "observedMembers": [{"name": "p1", "idleCount": idle}]}
+
+
+async def test_a_list_by_cluster_has_our_entries_beside_those_of_others(autojump_clock: MockClock) -> None:
+    """Each of us writes entries of its own, under one name that stays, and neither loses any, whoever is first."""
+    server = StatusServer()
+    server.make("env")
+    async with mirroring(server) as mirror:
+        server.apply_as(SANDBOXENVS, "ns", "env", {"status": {"clusters": [entry("first", 70)]}}, "ops")
+        mirror.others.have(has("east", 3), has("north", 4))
+        await trio.sleep(SOON)
+        both = {"status": {"clusters": [entry("first", 71), entry("last", 80)]}}
+        server.apply_as(SANDBOXENVS, "ns", "env", both, "ops")
+        owners = server.managed("ops", "controller")
+        for number in range(20):
+            mirror.others.have(has("east", number))
+            await trio.sleep(10.0)
+            expected = {"first": {"p1": 71}, "last": {"p1": 80}, "east": {"p1": number}, "north": {"p1": 4}}
+            assert server.foreign() == expected
+            assert server.managed("ops", "controller") == owners
+        assert {tuple(sent.clusters) for sent in mirror.sent} == {("east", "north")}
+        assert all(sent.params == PARAMETERS for sent in mirror.sent)
+        mirror.others.withdraw(has("east", 0), has("north", 0))
+        await trio.sleep(SOON)
+        assert server.foreign() == {"first": {"p1": 71}, "last": {"p1": 80}}
+        assert server.managed(MANAGER) == []
+        assert next(iter(server.entries())) == OWN
+
+
+async def test_a_conflict_is_told_by_field_and_owner_and_never_forced(
+    autojump_clock: MockClock, logs: list[EventDict]
+) -> None:
+    """The causes are doubled, and one has no field: each is told once. Nothing is asked for again for ten minutes, and
+    what is not in question is written all the same."""
+    server = StatusServer()
+    server.make("env", "other")
+    causes = [
+        Cause("FieldManagerConflict", FIELD, BY_OPS),
+        Cause("FieldManagerConflict", FIELD, BY_OPS),
+        Cause("FieldManagerConflict", "", BY_OPS),
+    ]
+    server.refuse(409, "apply", name="env", times=1, message="Apply failed with 3 conflicts", causes=causes)
+    async with mirroring(server) as mirror:
+        mirror.others.have(has("east", 3), has("north", 4), has("east", 3, env="other"))
+        await trio.sleep(5.0 + SOON)
+        conflicts = [each for each in logs if each["event"] == "kubernetes_status_conflict"]
+        assert [(each["field"], each["owner"]) for each in conflicts] == [(FIELD, "ops"), ("not said", "ops")]
+        assert {each["env"] for each in conflicts} == {"ns/env"}
+        assert mirror.troubles() == {("conflict", "ops"): 1.0}
+        assert server.foreign() == {"north": {"p1": 4}}
+        assert server.foreign("other") == {"east": {"p1": 3}}
+        began = trio.current_time()
+        await trio.sleep(590.0 - 5.0)
+        assert all(sent.clusters == ["north"] for sent in mirror.since(began) if sent.key[1] == "env")
+        assert all("force" not in sent.params for sent in mirror.sent)
+        await trio.sleep(70.0)
+        assert server.foreign() == {"east": {"p1": 3}, "north": {"p1": 4}}
+        assert mirror.well()
+
+
+#: what may stand where the causes of a conflict should
+_CAUSES = (
+    NO_OBJECT
+    | st.none()
+    | st.lists(
+        NO_OBJECT
+        | st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                name: st.sampled_from(good)
+                | st.text(max_size=20)
+                | NO_OBJECT
+                | st.none()
+                | st.recursive(st.none() | st.integers(), st.lists, max_leaves=3)
+                for name, good in {
+                    "reason": ["FieldManagerConflict", "FieldValueInvalid"],
+                    "field": [
+                        FIELD,
+                        ".status.federation.clusters",
+                        ".status.clusters[",
+                        '.status.clusters[clusterID="',
+                        ".",
+                    ],
+                    "message": [
+                        BY_OPS,
+                        'conflict with "',
+                        "conflict",
+                        'conflict with ""',
+                        'conflicts with "a" and "b"',
+                    ],
+                }.items()
+            },
+        ),
+        max_size=5,
+    )
+)
+_MESSAGES = st.sampled_from(
+    [
+        'Apply failed with 2 conflicts: conflicts with "ops":\n- .status.clusters[clusterID="east"].isLocal\n- .x',
+        "Apply failed with 1 conflict:",
+        'Apply failed with 1 conflict: conflict with "',
+        "the object has been modified",
+    ]
+)
+
+
+async def _meet(document: dict[str, Any]) -> None:
+    """A conflict that says this, for one env of three, ten times."""
+
+    def refuse(_: object) -> ApiError:
+        read = Status.of_answer(dump(document).decode("utf-8", "replace"), "application/json")
+        error = read.error(f"PATCH: 409: {read.message}")
+        error.code = 409  # that of the answer counts
+        return error
+
+    server = StatusServer()
+    server.make("env", "other")
+    server.make("env", namespace="elsewhere")
+    fault = server.fault("apply", namespace="ns", name="env", error=refuse, times=10)
+    async with mirroring(server) as mirror:
+        for number in range(6):
+            mirror.others.have(*(has("east", number, env=name) for name in ("env", "other")))
+            mirror.others.have(has("east", number, namespace="elsewhere"))
+            await trio.sleep(10.0)
+            assert server.foreign("other") == server.foreign("env", "elsewhere") == {"east": {"p1": number}}
+        assert server.foreign() == {}
+        assert 1 <= len([sent for sent in mirror.sent if sent.key == ("ns", "env")]) <= 12
+        fault.end()
+        await trio.sleep(11 * 60.0)
+        assert server.foreign() == {"east": {"p1": 5}}
+        assert mirror.well()
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(_CAUSES, st.none() | _MESSAGES | st.text(max_size=30))
+def test_odd_causes_cost_nothing_but_the_env_that_they_are_about(causes: Any, message: Any) -> None:
+    """Whatever a conflict says, the others are written; and in the end that one, too, as nobody really owns it."""
+    document = {"kind": "Status", "code": 409, "reason": "Conflict", "message": message, "details": {"causes": causes}}
+    with structlog.testing.capture_logs() as lines:
+        trio.run(_meet, document, clock=MockClock(autojump_threshold=0))
+    assert [each for each in lines if each["log_level"] in ("error", "critical")] == []
+
+
+async def test_a_list_without_keys_is_named_and_never_written(autojump_clock: MockClock, logs: list[EventDict]) -> None:
+    """Into it, an apply would write over the entries of others. It is named at the start, before anything is written,
+    and all that is there stays as it is, for an hour."""
+    server = StatusServer(sandboxenvs(keyed=False))
+    server.make("env", "bare")
+    server.put(SANDBOXENVS, "ns", "bare", status={})
+    before = server.env(), server.env("bare")
+    async with mirroring(server) as mirror:
+        mirror.others.have(has("east", 3), has("east", 3, env="bare"))
+        await trio.sleep(SOON)
+        (trouble,) = mirror.sink.troubles()
+        assert trouble.reason == "schema"
+        assert "status.clusters" in trouble.detail
+        assert "x-kubernetes-list-map-keys" in trouble.detail
+        assert str(SANDBOXENVS) in trouble.detail
+        assert mirror.shown()["state"] == "partly"
+        warnings = [each for each in logs if each["log_level"] == "warning"]
+        assert [each["event"] for each in warnings][:1] == ["sink_trouble"]
+        assert warnings[0]["reasons"] == ["schema"]
+        for number in range(60):
+            mirror.others.have(has("east", number), has("east", number, env="bare"))
+            await trio.sleep(60.0)
+        assert mirror.sent == []
+        assert (server.env(), server.env("bare")) == before
+
+
+# --- stamps that make events that make stamps
+
+
+class Listened(KubernetesSource):
+    """Keeps what it pushes."""
+
+    pushed: list[Sequence[Change]]
+
+    async def changes(self) -> AsyncIterator[Sequence[Change]]:
+        """As ever."""
+        self.pushed = []
+        async for batch in super().changes():
+            self.pushed.append(batch)
+            yield batch
+
+
+async def test_ages_that_tick_cost_one_write_a_minute_and_no_report(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    """Three other clusters report through a hub, and nothing of theirs changes. Our writes come back as changes of the
+    env to the source of the same agent, which has nothing to tell: the hub hears of the resyncs alone, and there is no
+    write that follows from a write."""
+    reports: list[tuple[float, ReportFederationRequest]] = []
+    send = ReportCall.send
+
+    async def note(self: ReportCall, message: ReportFederationRequest) -> None:
+        if message.items[0].cluster_id == OWN:
+            reports.append((trio.current_time(), message))
+        await send(self, message)
+
+    monkeypatch.setattr(ReportCall, "send", note)
+    server = StatusServer()
+    server.make("env")
+    async with simulated_federation(OWN, "b", "c", "d", start=False) as fed:
+        west = fed[OWN]
+        context = source_context(clock=west.clock, ttl=fed.settings.ttl)
+        source = Listened(KubernetesOptions(), context, SandboxEnvMapper(OWN), connect=server.connect)
+        west.more_sources["kubernetes"] = source
+        sink = sink_context(clock=west.clock, ttl=fed.settings.ttl, is_reporter=west.is_reporter)
+        west.sinks["status"] = KubernetesStatusSink(StatusOptions(), sink, connect=server.connect)
+        for cluster in fed.clusters.values():
+            if cluster is not west:
+                cluster.source.set(member(cluster.name, idle=3))
+            await cluster.start()
+        await trio.sleep(20.0)
+        assert server.foreign() == {"b": {"p1": 3}, "c": {"p1": 3}, "d": {"p1": 3}}
+        began, pushed, events = trio.current_time(), len(source.pushed), server.version()
+        reports.clear()
+        await trio.sleep(600.0)
+        writes = server.asked("apply", began)
+        assert len(writes) == 10
+        assert server.version() != events, "each was an event"
+        assert source.pushed[pushed:] == []
+        assert 59 <= len(reports) <= 61
+        assert all(len(message.items) == 1 for _, message in reports)
+        # A change of the env itself is told all the same, and at once.
+        server.tick(idle=9)
+        await trio.sleep(0.5)
+        assert len(source.pushed) == pushed + 1
+        assert fed["b"].idle(OWN) == [9]
+    assert "kubernetes_status_disturbed" not in told(logs)

@@ -653,7 +653,7 @@ def test_the_page_has_every_reason_for_trouble() -> None:
     answers = [ApiError("", code=code).reason for code in codes]
     others = [error.reason for error in KubernetesError.__subclasses__() if error is not ApiError]
     assert len(others) == 4
-    sinks = ["forbidden", "schema", "contested", "conflict", "refused", "clock"]
+    sinks = ["forbidden", "schema", "contested", "conflict", "refused", "unattended", "clock"]
     # the second table begins like the first
     assert sorted(shown) == sorted([*answers, *others, "schema", "contested", "reason", *sinks])
 

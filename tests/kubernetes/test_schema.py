@@ -491,6 +491,22 @@ def without(path: str, *, kept: bool = False) -> Callable[[dict[str, Any]], None
     return adapt
 
 
+def requiring(path: str, *names: str) -> Callable[[dict[str, Any]], None]:
+    """The items of a list must have these fields."""
+    return lambda document: at(document, path)["items"].update(required=list(names))
+
+
+def test_what_is_always_written_may_be_required() -> None:
+    document = sandboxenvs()
+    requiring(CLUSTERS, "clusterID", "isLocal", "lastSnapshotTime", "observedMembers")(document)
+    counts = ("idleCount", "runningCount", "desiredReplicas", "pendingRequests", "autoscalingEnabled")
+    requiring(MEMBERS, "name", *counts)(document)
+    at(document, "status.federation")["required"] = ["clusters", "idleReplicas", "lastSnapshotTime"]
+    assert of_status(document) == StatusVerdict((), ALL_FIELDS)
+    at(document, "status.federation")["required"].append("health")
+    assert of_status(document) == StatusVerdict((), ALL_FIELDS._replace(federation=False))
+
+
 def without_operation(document: dict[str, Any]) -> None:
     del document["paths"][SUBRESOURCE]["patch"]
 
@@ -540,6 +556,13 @@ UNKEYED = "is a list without keys, so an apply would replace entries of others; 
             f"subresources: {{status: {{}}}} to its version in your definition, {INSTALL}",
         ),
         (without_operation, "sandboxenvs.agents.navix.sh has no status subresource"),
+        # as tools make it of fields that are always written by somebody else
+        (
+            requiring(MEMBERS, "name", "idleCount", "state", "scalingGroup"),
+            "status.clusters[].observedMembers[] requires scalingGroup, state, which is not known of every pool or "
+            "cluster; make it optional in your definition, or install config",
+        ),
+        (requiring(CLUSTERS, "clusterID", "health"), "status.clusters[] requires health, which is not known of every"),
     ],
 )
 def test_each_reason_not_to_write_is_one_fault(adapt: Callable[[dict[str, Any]], None], fault: str) -> None:

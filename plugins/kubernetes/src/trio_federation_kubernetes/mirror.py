@@ -18,7 +18,7 @@ from typing import NamedTuple
 from trio_federation import Capacity, Trouble
 from trio_federation_kubernetes.errors import ApiError, KubernetesError
 from trio_federation_kubernetes.mirrored import LEAVE_ALONE, Disturbance, MirroredEnv, Write
-from trio_federation_kubernetes.ownership import FIELD_MANAGER, conflicts
+from trio_federation_kubernetes.ownership import FIELD_MANAGER, Conflict, conflicts
 from trio_federation_kubernetes.resources import Key
 from trio_federation_kubernetes.sandboxenv import SANDBOXENVS
 from trio_federation_kubernetes.schema import StatusFields
@@ -39,6 +39,10 @@ LONGEST_RETRY_AFTER = 60.0
 PATIENCE = 4
 #: Envs or records that are taken in one step.
 STEP = 500
+#: Statuses, and 0 for no answer at all, that say something about the server, or about us, and nothing about one env.
+_OF_THE_SERVER = frozenset([0, 401, 429, 502, 503, 504])
+#: what a conflict names where the list has no keys
+_LIST = ".status.clusters"
 #: Items that a heap may have in any case.
 _LEAST_HEAP = 64
 
@@ -53,12 +57,13 @@ class Mirror:
     """Decides what is written next.
 
     `cluster_id`: the local cluster. `refresh_interval`: seconds after which ages alone are worth a write.
-    `env_interval`: the least seconds between two writes of one env. `writes_per_second`: of all together. `ttl`:
-    seconds for which entries that are found when all this begins are kept although nothing is known of their clusters,
-    as it may be on its way. `unattended`: seconds after which entries that nobody has written may be taken away by an
-    agent of which no hub says that it is the cluster's reporter. `random`: for jitter. `tell(event, **details)`: a line
-    for the log, of what is worth one. `now`: seconds on the agent's clock, here as in every method; it never goes
-    back."""
+    `env_interval`: the least seconds between two writes of one env. `writes_per_second`: of all together. `selective`:
+    whether an object that goes out of sight may still be there, as it was chosen by its labels. `ttl`: seconds for
+    which entries that are found when all this begins are kept although nothing is known of their clusters, as it may be
+    on its way. `unattended`: seconds, and up to half as many more, after which entries that nobody has written may be
+    taken away by an agent of which no hub says that it is the cluster's reporter. `random`: for jitter. `tell(event,
+    **details)`: a line for the log, of what is worth one. `now`: seconds on the agent's clock, here as in every method;
+    it never goes back."""
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class Mirror:
         refresh_interval: float,
         env_interval: float,
         writes_per_second: float,
+        selective: bool,
         ttl: float,
         unattended: float,
         random: Random,
@@ -77,6 +83,7 @@ class Mirror:
         self._refresh_interval = refresh_interval
         self._env_interval = env_interval
         self._write_interval = 1 / writes_per_second
+        self._selective = selective
         self._keep_until = now + ttl
         self._unattended = unattended
         self._random = random
@@ -102,6 +109,8 @@ class Mirror:
         self._acting = False
         self._answer: bool | None = None
         self._unsure_since = now
+        self._patience = self._draw_patience()
+        self._now = now
 
     # --- who writes
 
@@ -119,21 +128,29 @@ class Mirror:
         """What the agent says about being its cluster's live reporter (`SinkContext.is_reporter`). Where nobody says,
         things stay as they are; but entries that no agent keeps up are taken over, so that they do not stay for ever
         where no hub can be reached."""
+        self._now = now
         if answer is not self._answer:
             self._answer = answer
             self._unsure_since = now
         self._forget_pauses(now)
         if answer is not None:
             self._act(answer, now)
-        elif not self._acting and now - self._unsure_since >= self._unattended:
+        elif not self._acting and now - self._unsure_since >= self._patience:
             self._act(True, now)
+
+    def _draw_patience(self) -> float:
+        """How long this agent lets entries be unattended: two that wait for each other should not begin together."""
+        return self._unattended * self._random.uniform(1.0, 1.5)
 
     def _forget_pauses(self, now: float) -> None:
         """What was not tried again since, as there was nothing to write any more, is no trouble."""
-        if self._server is not None and now > self._server.until + LONGEST_PAUSE and not self._in_flight:
+        if self._in_flight:
+            return
+        # Who waits for a pause of its own is back after the longest one.
+        if self._server is not None and now > self._server.until + LONGEST_PAUSE and not self._waiting:
             self._server = None
         for namespace, pause in list(self._forbidden.items()):
-            if now > pause.until + LONGEST_PAUSE and not self._in_flight:
+            if now > pause.until + LONGEST_PAUSE:
                 del self._forbidden[namespace]
 
     def _act(self, acting: bool, now: float) -> None:
@@ -193,8 +210,7 @@ class Mirror:
         if env is None:
             env = self._envs[key] = MirroredEnv(key, self._cluster_id)
         if seen is None:
-            env.gone()
-            self._refused.pop(key, None)
+            env.gone(chosen=not self._selective)
         else:
             self._take(env, env.observed(seen, now, acting=self._acting), now)
         self._settle(env, now)
@@ -206,6 +222,7 @@ class Mirror:
             if as_us and (not self._acting or self._answer is not True):
                 # Another agent of this cluster writes, and there is no hub that says that it should be this one.
                 self._unsure_since = now
+                self._patience = self._draw_patience()
                 env.stopped = None
                 if self._acting:
                     self._act(False, now)
@@ -221,8 +238,10 @@ class Mirror:
     # --- what is to be done
 
     def _settle_all(self, now: float) -> None:
-        for env in list(self._envs.values()):
-            self._settle(env, now)
+        """Look at all of them anew, by and by; until then nobody is written."""
+        self._waiting.clear()
+        for key in self._envs:
+            self._look_again(key, now)
 
     def _settle(self, env: MirroredEnv, now: float) -> None:
         """Find out what there is to do about an env, and when."""
@@ -237,7 +256,9 @@ class Mirror:
             )
         _keep(self._stopped, key, env.present and env.stopped is not None)
         _keep(self._left, key, env.present and bool(env.left_to_others()))
-        if not env.present and not env.records and not env.writing:
+        if plan is None and not env.writing and not env.is_refused:
+            self._refused.pop(key, None)
+        if not (env.present or env.records or env.writing or env.leaving):
             self._envs.pop(key, None)
         earliest = env.next_change(now)
         if plan is not None:
@@ -295,7 +316,9 @@ class Mirror:
         """The next write, which is under way from now on: `written` or `failed` has to be called for it. None: not
         now."""
         self._drop_old()
-        while self._later and self._later[0][0] <= now:
+        for _ in range(STEP):  # of more, the rest at the next call, for which `wake_at` says that it is time
+            if not self._later or self._later[0][0] > now:
+                break
             _, key = heapq.heappop(self._later)
             del self._wake[key]
             if (env := self._envs.get(key)) is not None:
@@ -311,7 +334,16 @@ class Mirror:
         del self._waiting[key]
         self._in_flight += 1
         self._next_write = now + self._write_interval
+        if (pause := self._forbidden.get(key[0])) is not None:
+            # One is enough to find out; the others wait for what comes of it.
+            self._forbidden[key[0]] = pause._replace(until=now + LONGEST_PAUSE)
+            self._settle_namespace(key[0], now)
         return self._envs[key].begin(now)
+
+    def _settle_namespace(self, namespace: str, now: float) -> None:
+        """Look anew at those of a namespace that wait."""
+        for key in [key for key in self._waiting if key[0] == namespace]:
+            self._settle(self._envs[key], now)
 
     # --- what came of it
 
@@ -321,48 +353,70 @@ class Mirror:
         self._works()
         env = self._envs[write.key]
         self._forgive(write.key[0], now)
-        self._refused.pop(write.key, None)
+        if write.shown:
+            self._refused.pop(write.key, None)
         self._take(env, env.written(write, answer, now, acting=self._acting), now)
         self._settle(env, now)
 
-    def failed(self, write: Write, error: KubernetesError, now: float) -> None:
-        """A write was not done, or it is not known whether it was."""
+    def failed(self, write: Write, error: KubernetesError, now: float) -> bool:
+        """A write was not done, or it is not known whether it was. Returns whether the schema may have changed."""
         self._in_flight -= 1
         env = self._envs[write.key]
         code = error.code if isinstance(error, ApiError) else 0
-        answered = isinstance(error, ApiError) and ((code not in (401, 429) and code < 500) or is_misfit(error))
-        self._take(env, env.failed(write, now, unsure=not answered, acting=self._acting), now)
-        if answered:
-            self._works()
-        if code == 409 and (found := conflicts(error)):  # type: ignore[arg-type]
-            env.failures = 0
-            env.conflicted(found, now)
-            for conflict in found:
-                self._tell(
-                    "kubernetes_status_conflict",
-                    env="/".join(write.key),
-                    field=conflict.field or "not said",
-                    owner=conflict.owner or "not said",
-                    again_in=LEAVE_ALONE,
-                )
+        misfit = isinstance(error, ApiError) and _is_misfit(error)
+        #: whether it may have been done all the same
+        unsure = not misfit and (code == 0 or code >= 500)
+        self._take(env, env.failed(write, now, unsure=unsure, acting=self._acting), now)
+        if code in _OF_THE_SERVER:
+            self._blame_server(write, error, now)
+            env.retry_at = now + self._pause(env.failures)
+            self._settle(env, now)
+            return False
+        self._works()
+        doubtful = False
+        if code == 409 and isinstance(error, ApiError) and (found := conflicts(error)):
+            if all(conflict.field == _LIST for conflict in found):
+                # A list that somebody owns as a whole has no keys.
+                doubtful = True
+                env.retry_at = now + self._pause(env.failures)
+                self._refused[write.key] = error
+            else:
+                self._conflicted(env, write, found, now)
         elif code == 403:
             before = self._forbidden.get(write.key[0])
             failures = before.failures + 1 if before is not None else 1
-            self._forbidden[write.key[0]] = _Pause(now + self._pause(failures), failures, error)
-            for key in [key for key in self._waiting if key[0] == write.key[0]]:
-                self._settle(self._envs[key], now)
-        elif not answered:
-            self._blame_server(error, now)
-            env.retry_at = now + self._pause(env.failures)
-        elif code in (404, 409):  # it is being deleted, or edited; the watch will say
+            # Where many give no right, all of them together are tried once a second.
+            pause = max(self._pause(failures), len(self._forbidden) * self._random.uniform(0.75, 1.25))
+            self._forbidden[write.key[0]] = _Pause(now + pause, failures, error)
+            self._settle_namespace(write.key[0], now)
+        elif code == 404 and env.leaving:
+            env.refused(write, now, 0.0)
+        elif code in (404, 409) or (code == 500 and not misfit):
+            # It is being deleted or edited, and the watch will say; or the server fails on this one, and maybe on all:
+            # a webhook, or a size. No other env has to wait for that.
             env.retry_at = now + self._pause(env.failures)
             if env.failures > PATIENCE:
                 self._refused[write.key] = error
         else:
-            pause = min(LONGEST_REFUSAL_PAUSE, FIRST_REFUSAL_PAUSE * 2.0 ** min(env.failures - 1, 30))
-            env.retry_at = now + pause
+            doubtful = True
+            pause = min(LONGEST_REFUSAL_PAUSE, FIRST_REFUSAL_PAUSE * 2.0 ** min(env.refusals, 30))
+            env.refused(write, now, pause)
             self._refused[write.key] = error
         self._settle(env, now)
+        return doubtful
+
+    def _conflicted(self, env: MirroredEnv, write: Write, found: Sequence[Conflict], now: float) -> None:
+        """Others own what the write would change."""
+        env.failures = 0
+        env.conflicted(write, found, now)
+        for conflict in found:
+            self._tell(
+                "kubernetes_status_conflict",
+                env="/".join(write.key),
+                field=conflict.field or "not said",
+                owner=conflict.owner or "not said",
+                again_in=LEAVE_ALONE,
+            )
 
     def _works(self) -> None:
         """The API server does answer."""
@@ -375,11 +429,15 @@ class Mirror:
                 if env.key[0] == namespace:
                     self._settle(env, now)
 
-    def _blame_server(self, error: KubernetesError, now: float) -> None:
-        failures = self._server.failures + 1 if self._server is not None else 1
+    def _blame_server(self, write: Write, error: KubernetesError, now: float) -> None:
+        before = self._server
+        failures, until = 1, -math.inf
+        if before is not None:
+            # What was under way already when it failed for the first time says nothing new.
+            failures, until = before.failures + (write.began >= before.until), before.until
         asked = error.retry_after if isinstance(error, ApiError) and error.retry_after is not None else 0.0
         pause = max(self._pause(failures), min(asked, LONGEST_RETRY_AFTER))
-        self._server = _Pause(now + pause, failures, error)
+        self._server = _Pause(max(now + pause, until), failures, error)
 
     def _pause(self, failures: int) -> float:
         bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
@@ -391,6 +449,10 @@ class Mirror:
         """What keeps it from showing everything, in an order that stays."""
         found: list[Trouble] = []
         if not self._acting:
+            waited = self._now - self._unsure_since
+            if self._answer is False and waited > 2 * self._unattended and any(map(_is_shown, self._envs.values())):
+                text = "another agent reports for this cluster, and does not write the view of others"
+                found.append(Trouble("unattended", f"{text}; give that one a sink of this type, too"))
             return found
         if self._server is not None:
             found.append(Trouble(self._server.error.reason, f"nothing is written: {self._server.error}"))
@@ -403,9 +465,11 @@ class Mirror:
         found += self._conflicts()
         if self._refused:
             error = next(iter(self._refused.values()))
-            found.append(
-                Trouble("refused", f"{_named(self._refused)} cannot be written: {error}; see what the server says")
+            advice = (
+                "see what it objects to; where that is the definition, install config/kubernetes/crd, or adapt yours"
             )
+            text = f"the view of other clusters is not shown, or old, in {_named(self._refused)}: {error}; {advice}"
+            found.append(Trouble("refused", text))
         return found
 
     def _stops(self) -> Iterator[Trouble]:
@@ -443,9 +507,14 @@ class Mirror:
             )
 
 
-def is_misfit(error: ApiError) -> bool:
+def _is_misfit(error: ApiError) -> bool:
     """Whether the server says, with a status that sounds like a fault of its own, that its schema has no such field."""
     return error.code == 500 and error.message.startswith("failed to create typed patch object")
+
+
+def _is_shown(env: MirroredEnv) -> bool:
+    """Whether there is something to be shown in it."""
+    return env.present and bool(env.records)
 
 
 def _keep(keys: dict[Key, None], key: Key, there: bool) -> None:

@@ -14,14 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from trio_federation import Capacity
-from trio_federation_kubernetes.ownership import FIELD_MANAGER, Conflict, Owners, suspect
+from trio_federation_kubernetes.ownership import FIELD_MANAGER, Conflict, ManagedFields, Owners, suspect
 from trio_federation_kubernetes.resources import Key
 from trio_federation_kubernetes.segments import (
     Entry,
     Env,
+    Member,
     Segment,
     content,
     difference,
+    empty_segment,
     entries,
     has_summary,
     segments,
@@ -35,6 +37,8 @@ LEAVE_ALONE = 600.0
 #: Seconds by which the end of a saturation may move before that counts as a change: it is told as a rest of time, in
 #: whole seconds, and added to an age.
 SAME_MOMENT = 5.0
+#: manager, operation and subresource of what we apply
+_US = (FIELD_MANAGER, "Apply", "status")
 #: States of an object that may wait for the answer to a write; of more, the oldest are not looked at.
 _MOST_HELD = 32
 
@@ -76,6 +80,8 @@ class _State(NamedTuple):
 
     version: int
     text: str
+    #: when something was last applied as us, as the server writes it; None where nothing of it is left
+    applied_at: object
     #: as `segments.told` makes them
     entries: dict[str, Entry]
 
@@ -87,6 +93,8 @@ class _Left(NamedTuple):
     since: float
     #: how it was seen last; None where it was not
     entry: Entry | None
+    #: whether it was ours until then
+    taken: bool
 
 
 class MirroredEnv:
@@ -111,6 +119,8 @@ class MirroredEnv:
         self.present = False
         #: until when it is left alone, and the field manager because of which; None: it is not
         self.stopped: tuple[float, str] | None = None
+        #: tells it from another one of the same name; None where it cannot be read
+        self._uid: str | None = None
         #: entries that belong to somebody else, and to whom
         self.others: dict[str, tuple[str, ...]] = {}
         #: no write before then, as the last ones have failed so often
@@ -128,10 +138,19 @@ class MirroredEnv:
         self._written_at = self._refreshed_at = -math.inf
         #: the states after our writes, the oldest first; older ones than the last that was seen do not matter
         self._states: list[_State] = []
+        #: whether a write of ours may have been done, or be done yet, of which there was no answer
+        self._unsure = False
         self._held: list[Env] = []
         self._disturbed: list[float] = []
         self._left: dict[str, _Left] = {}
         self._no_summary_until = -math.inf
+        #: refusals of what was written, in a row, and until when nothing is shown because of them
+        self.refusals = 0
+        self._hidden_until = -math.inf
+        #: until when the last entry of ours stays, as an empty one: the server did not let it be taken away
+        self._stuck_until = -math.inf
+        #: whether the object is not ours to write any more, and what was written is to be taken back
+        self._leaving = False
 
     # --- what should be there
 
@@ -143,15 +162,19 @@ class MirroredEnv:
         self._segments = None
         return True
 
-    def wanted(self, now: float) -> dict[str, Segment]:
+    def wanted(self, now: float) -> Mapping[str, Segment]:
         """What should stand in its status now."""
-        if self.stopped is not None and now < self.stopped[0]:
-            return {}
-        if self._segments is None:
-            self._segments = segments(self.records)
-        if not self.others and not self._left:
-            return self._segments
-        return {cluster: segment for cluster, segment in self._segments.items() if self._is_ours(cluster, now)}
+        found: Mapping[str, Segment] = {}
+        if not (self._leaving or now < self._hidden_until or (self.stopped is not None and now < self.stopped[0])):
+            if self._segments is None:
+                self._segments = segments(self.records)
+            found = self._segments
+            if self.others or self._left:
+                found = {cluster: segment for cluster, segment in found.items() if self._is_ours(cluster, now)}
+        if not found and self._applied and now < self._stuck_until:
+            stays = min(self._applied)
+            return {stays: empty_segment(stays)}
+        return found
 
     def _is_ours(self, cluster: str, now: float) -> bool:
         """Whether an entry of this cluster may be written."""
@@ -159,6 +182,16 @@ class MirroredEnv:
         if left is not None:
             return now >= left.since + LEAVE_ALONE
         return cluster not in self.others
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there is something to show that the server does not take."""
+        return self.refusals > 0 and bool(self.records)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether what was written is to be taken back from an object that is not seen any more, if it is there."""
+        return self._leaving
 
     def left_to_others(self) -> dict[str, tuple[str, ...]]:
         """The entries that there would be if they were not somebody else's, with their owners."""
@@ -171,7 +204,7 @@ class MirroredEnv:
     def plan(self, now: float, *, refresh_interval: float, env_interval: float, keep_until: float) -> Plan | None:
         """What there is to do; None for nothing. A plan for later may have to be made again then. `keep_until`: until
         then, entries that were found there are not taken away: what they rest on may not have come yet."""
-        if not self.present or self.writing:
+        if not (self.present or self._leaving) or self.writing:
             return None
         if self.stopped is not None and now >= self.stopped[0]:
             self.stopped = None
@@ -183,7 +216,7 @@ class MirroredEnv:
         if weight:
             earliest = max(self.retry_at, self._written_at + env_interval)
             return Plan(weight, earliest if self._found <= wanted.keys() else max(earliest, keep_until))
-        if any(segment.observed_at != self._stamps.get(cluster) for cluster, segment in wanted.items()):
+        if any(segment.observed_at != self._stamps.get(cluster, -math.inf) for cluster, segment in wanted.items()):
             return Plan(0, max(self.retry_at, self._refreshed_at + refresh_interval))
         return None
 
@@ -198,6 +231,7 @@ class MirroredEnv:
     def next_change(self, now: float) -> float:
         """When something changes about it by itself: a time of leaving alone ends. inf: never."""
         ends = [left.since + LEAVE_ALONE for left in self._left.values()]
+        ends += self._hidden_until, self._stuck_until
         if self.stopped is not None:
             ends.append(self.stopped[0])
         return min((end for end in ends if end > now), default=math.inf)
@@ -213,13 +247,23 @@ class MirroredEnv:
         """It was done, and this is the object now. Yields as `observed`."""
         self.writing = False
         self.failures = 0
-        if write.life == self.life:
+        self._written_at = write.began
+        if self._leaving and write.life == self.life:
+            self._forget()
+        elif self._is_another(answer):
+            self._unsure = True  # it was done to one that has not been seen yet
+        elif write.life == self.life:
+            if any(segment.observed_at > -math.inf for segment in write.shown.values()):
+                self.refusals = 0
+            if self._unsure:
+                self._states.clear()  # what came before this one may be ours, too
+                self._unsure = False
             self._applied = {cluster: segment.content for cluster, segment in write.shown.items()}
             self._found = frozenset()
             self._stamps = {cluster: segment.observed_at for cluster, segment in write.shown.items()}
             self._until = {cluster: segment.saturated_until for cluster, segment in write.shown.items()}
             self._holds = bool(write.shown)
-            self._written_at = self._refreshed_at = write.began
+            self._refreshed_at = write.began
             seen = entries(answer)
             self._left = {
                 cluster: left._replace(entry=told(seen[cluster]) if cluster in seen else None)
@@ -228,7 +272,8 @@ class MirroredEnv:
             }
             version, text = _version(answer)
             ours = {cluster: told(seen[cluster]) for cluster in write.shown if cluster in seen}
-            self._states.append(_State(version, text, ours))
+            self._states.append(_State(version, text, _applied_at(answer), ours))
+            del self._states[:-_MOST_HELD]  # while nothing is seen of the object but our answers
             self._note_others(answer, seen.keys(), ours)
         yield from self._release(now, acting=acting)
 
@@ -236,42 +281,82 @@ class MirroredEnv:
         """It was not done, or (`unsure`) nobody knows. Yields as `observed`."""
         self.writing = False
         self.failures += 1
-        if unsure and write.life == self.life:
-            self._states.clear()  # what is seen next may be ours
+        if write.life == self.life:
+            self._written_at = write.began
+            self._unsure = self._unsure or unsure
         yield from self._release(now, acting=acting)
 
-    def conflicted(self, conflicts: Sequence[Conflict], now: float) -> None:
+    def conflicted(self, write: Write, conflicts: Sequence[Conflict], now: float) -> None:
         """It was refused, as others own what it would change: those entries are theirs for a while."""
+        if write.life != self.life:
+            return
         latest = self._states[-1].entries if self._states else {}
         found = False
         for conflict in conflicts:
-            if conflict.cluster is not None:
+            if conflict.cluster is not None and conflict.cluster in write.shown:
                 found = True
                 left = self._left.get(conflict.cluster)
                 if left is None or now >= left.since + LEAVE_ALONE:
-                    self._left[conflict.cluster] = _Left(conflict.owner, now, latest.pop(conflict.cluster, None))
-            elif conflict.field.startswith(".status.federation"):
+                    entry = latest.pop(conflict.cluster, None)
+                    self._left[conflict.cluster] = _Left(conflict.owner, now, entry, entry is not None)
+            elif write.summary and conflict.field.startswith(".status.federation"):
                 found = True
                 self._no_summary_until = now + LEAVE_ALONE
         if not found:  # about something, and there is no telling what
             self.stopped = now + LEAVE_ALONE, next((conflict.owner for conflict in conflicts), "")
 
+    def refused(self, write: Write, now: float, pause: float) -> None:
+        """What it would hold is refused. The next try comes after the pause; from the second refusal on, nothing is
+        shown meanwhile, as what is there gets old."""
+        if write.life != self.life:
+            return
+        if self._leaving:
+            self._forget()
+        elif not write.shown and now >= self._stuck_until and self._applied:
+            # Whoever owns the list has left it to us alone, and without us it would be no list.
+            self._stuck_until = now + LEAVE_ALONE
+        elif all(segment.observed_at == -math.inf for segment in write.shown.values()):
+            self.retry_at = now + LEAVE_ALONE  # not even that
+        else:
+            self.refusals += 1
+            if self.refusals == 1:
+                self.retry_at = now + pause
+            else:
+                self._hidden_until = now + pause
+
     # --- what is seen
 
-    def gone(self) -> None:
-        """The object was deleted. Another one may come."""
+    def gone(self, *, chosen: bool = True) -> None:
+        """The object was deleted, and another one may come. Where it may not be `chosen` any more, and still be there,
+        what was written is taken back."""
         self.life += 1
+        unsure = self._unsure or self.writing  # what is on its way may be done to the other one
+        leaving = not chosen and (self._holds or self.writing)
+        applied = self._applied
         self._forget()
+        self._unsure = unsure
+        if leaving:
+            self._leaving, self._applied, self._holds = True, applied, True
 
     def observed(self, seen: Env, now: float, *, acting: bool) -> Iterable[Disturbance]:
         """The object is, or was, this. `acting`: whether it is we who write; what others write as us, where it is not,
         is no disturbance. Yields what somebody has done to our entries."""
+        if self._is_another(seen):
+            self.gone()
         self.present = True
+        self._leaving = False
+        uid = seen.metadata.uid
+        self._uid = uid if isinstance(uid, str) and uid else None
         if self.writing:
             self._held.append(seen)
             del self._held[:-_MOST_HELD]
         elif (disturbance := self._observe(seen, now, acting=acting)) is not None:
             yield disturbance
+
+    def _is_another(self, seen: Env) -> bool:
+        """Whether it is not the object that is known: that was deleted, and nobody has said so."""
+        uid = seen.metadata.uid
+        return self._uid is not None and isinstance(uid, str) and uid not in ("", self._uid)
 
     def _release(self, now: float, *, acting: bool) -> Iterable[Disturbance]:
         held, self._held = self._held, []
@@ -280,45 +365,62 @@ class MirroredEnv:
                 yield disturbance
 
     def _observe(self, seen: Env, now: float, *, acting: bool) -> Disturbance | None:
-        if not (acting and self._states):
-            return self._adopt(seen, now)
         version, text = _version(seen)
+        if not (acting and self._states) or self._unsure:
+            return self._adopt(seen, now)
         while len(self._states) > 1 and self._states[1].version <= version:
             del self._states[0]
         state = self._states[0]
         if version < state.version:
             return None  # from before all that we know
         found = entries(seen)
+        latest = len(self._states) == 1  # else we have written since
         if text == state.text:
-            self._note_others(seen, found.keys(), state.entries)
+            if latest:
+                self._note_others(seen, found.keys(), state.entries)
             return None
         now_told = {cluster: told(entry) for cluster, entry in found.items()}
         changed = [cluster for cluster, entry in state.entries.items() if now_told.get(cluster) != entry]
+        applied_at = _applied_at(seen)
+        as_us = applied_at is not None and applied_at != state.applied_at
+        if as_us or changed:
+            owned = Owners.of(seen.metadata.managed_fields)
+            # Within the second of our own write, it is told by what nobody else owns, and is not ours all the same.
+            as_us = as_us or any(
+                _adds(state.entries[cluster], now_told[cluster])
+                for cluster in changed
+                if cluster in now_told and cluster in owned.ours and not owned.owners(cluster)
+            )
+            if as_us:
+                changed += [cluster for cluster in now_told if cluster in owned.ours and cluster not in state.entries]
         disturbance = None
         if changed or self._again(now_told, now):
-            disturbance = self._disturbance(seen, changed, now)
+            disturbance = self._disturbance(seen, changed, now, as_us=as_us)
             for cluster in changed:
                 if cluster in now_told:
                     state.entries[cluster] = now_told[cluster]
                 else:
                     del state.entries[cluster]
-                if len(self._states) == 1:  # else we have written since
+                if latest:
                     self._stamps.pop(cluster, None)
                     if cluster in found:
                         self._applied[cluster] = content(found[cluster])
                     else:
                         self._applied.pop(cluster, None)
-        self._states[0] = _State(version, text, state.entries)
-        self._note_others(seen, found.keys(), state.entries)
+        self._states[0] = _State(version, text, applied_at, state.entries)
+        if latest:
+            self._holds = self._holds or as_us
+            self._note_others(seen, found.keys(), state.entries)
         return disturbance
 
-    def _disturbance(self, seen: Env, clusters: Sequence[str], now: float) -> Disturbance | None:
+    def _disturbance(self, seen: Env, clusters: Sequence[str], now: float, *, as_us: bool) -> Disturbance | None:
         known = {record.cluster_id for record in self.records}
         lost = tuple(sorted(cluster for cluster in clusters if cluster in known))
-        if clusters and not lost:
+        stopped = self.stopped is not None and now < self.stopped[0]
+        if not as_us and (stopped or (clusters and not lost)):
             return None  # it is what we were about to do
         self._disturbed = [moment for moment in self._disturbed if now - moment < DISTURBANCE_WINDOW] + [now]
-        party = suspect(seen.metadata.managed_fields, clusters or tuple(self._left))
+        party = FIELD_MANAGER if as_us else suspect(seen.metadata.managed_fields, clusters or tuple(self._left))
         stops = len(self._disturbed) >= 2
         if stops:
             self.stopped = now + LEAVE_ALONE, party
@@ -329,21 +431,26 @@ class MirroredEnv:
         again = False
         for cluster, left in self._left.items():
             if left.entry != (entry := shown.get(cluster)):
-                again = again or (left.entry is not None and now - left.since < DISTURBANCE_WINDOW)
+                again = again or (left.taken and left.entry is not None and now - left.since < DISTURBANCE_WINDOW)
                 self._left[cluster] = left._replace(entry=entry)
         return again
 
     def _adopt(self, seen: Env, now: float) -> Disturbance | None:
         """What is there is taken as it is. Where it was known already, and another agent has changed it as us, that is
         told as a disturbance that stops nothing."""
+        version, text = _version(seen)
+        if self._states and version < self._states[-1].version:
+            return None  # from before all that we know
         found = entries(seen)
+        applied_at = _applied_at(seen)
         owned = Owners.of(seen.metadata.managed_fields)
         ours = {cluster: entry for cluster, entry in found.items() if cluster in owned.ours}
         mine = {cluster: told(entry) for cluster, entry in ours.items()}
         changed = tuple(
             sorted(
                 cluster
-                for state in self._states[-1:]
+                for state in ([] if self._unsure or applied_at is None else self._states[-1:])
+                if applied_at != state.applied_at
                 for cluster in mine.keys() | state.entries.keys()
                 if mine.get(cluster) != state.entries.get(cluster)
             )
@@ -355,17 +462,43 @@ class MirroredEnv:
         if ours:
             self._refreshed_at = max(self._refreshed_at, now)
         self._disturbed.clear()
-        version, text = _version(seen)
-        self._states = [_State(version, text, mine)]
+        self._states = [_State(version, text, applied_at, mine)]
         self._note_others(seen, found.keys(), mine)
         return Disturbance(changed, FIELD_MANAGER, False) if changed else None
 
     def _note_others(self, seen: Env, found: Iterable[str], ours: Mapping[str, Entry]) -> None:
         """Whose the entries are that are not ours."""
         foreign = [cluster for cluster in found if cluster not in ours and cluster != self._own]
-        if set(foreign) != self.others.keys():
+        if foreign or self.others:
             owned = Owners.of(seen.metadata.managed_fields)
             self.others = {cluster: owned.owners(cluster) for cluster in foreign}
+
+
+def _adds(before: Entry, after: Entry) -> bool:
+    """Whether an entry holds anything that it did not: to take something away needs no ownership, to write does."""
+    if after.last_snapshot_time not in (None, before.last_snapshot_time):
+        return True
+    held = {_name_of(member): member for member in before.observed_members or ()}
+    return any(
+        getattr(member, field, None) not in (None, getattr(held.get(_name_of(member)), field, None))
+        for member in after.observed_members or ()
+        for field in Member.__struct_fields__
+    )
+
+
+def _name_of(member: object) -> object:
+    name = getattr(member, "name", None)
+    return name if isinstance(name, str) else None
+
+
+def _applied_at(seen: Env) -> object:
+    """When something was last applied to the status as us, as the server writes it, in whole seconds. That others take
+    some of it away does not change it. None where nothing of it is left."""
+    fields = seen.metadata.managed_fields
+    for each in fields if isinstance(fields, list) else ():
+        if isinstance(each, ManagedFields) and (each.manager, each.operation, each.subresource) == _US:
+            return each.time
+    return None
 
 
 def _version(seen: Env) -> tuple[int, str]:

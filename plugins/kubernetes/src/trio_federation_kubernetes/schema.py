@@ -113,6 +113,12 @@ _MEMBER = {
     "state": _TEXT,
 }
 
+#: what is written of each of them, whatever is known; an entry has its pools or its sums, and nearly always the former
+_ALWAYS_IN_ENTRY = frozenset(["clusterID", "isLocal", "lastSnapshotTime", "observedMembers"])
+_ALWAYS_IN_MEMBER = frozenset(
+    ["name", "idleCount", "runningCount", "desiredReplicas", "pendingRequests", "autoscalingEnabled"]
+)
+
 _CLUSTERS = Path(("status", "clusters"))
 _ENTRIES = Path((*_CLUSTERS.steps, 0))
 _GROUPS = Path((*_ENTRIES.steps, "scalingGroups"))
@@ -180,11 +186,23 @@ def check_status(document: object, resource: Resource) -> StatusVerdict | None:
                 f"{_DEFINITION}"
             )
 
-    federation = _taken(schemas, _follow(schemas, root, Path(("status",))), {"federation": _OBJECT}) and _taken(
-        schemas, _follow(schemas, root, Path(("status", "federation"))), _FEDERATION
+    members = _follow(schemas, root, Path((*_MEMBERS.steps, 0)))
+    for parts, path, always in (
+        (entries, _ENTRIES, _ALWAYS_IN_ENTRY),
+        (members, Path((*_MEMBERS.steps, 0)), _ALWAYS_IN_MEMBER),
+    ):
+        if missing := sorted(_required(parts) - always):
+            faults.append(
+                f"{_shown(path)} requires {', '.join(missing)}, which is not known of every pool or cluster; make it "
+                f"optional in your definition, or install {_DEFINITION}"
+            )
+    summary = _follow(schemas, root, Path(("status", "federation")))
+    federation = (
+        bool(_taken(schemas, _follow(schemas, root, Path(("status",))), {"federation": _OBJECT}))
+        and _taken(schemas, summary, _FEDERATION) == _FEDERATION.keys()
+        and _required(summary) <= _FEDERATION.keys()
     )
-    member = _taken(schemas, _follow(schemas, root, Path((*_MEMBERS.steps, 0))), _MEMBER)
-    return StatusVerdict(tuple(faults), StatusFields(federation == _FEDERATION.keys(), entry, member))
+    return StatusVerdict(tuple(faults), StatusFields(federation, entry, _taken(schemas, members, _MEMBER)))
 
 
 def _list_fault(schemas: _Part, root: _Part, path: Path, key: str) -> str | None:
@@ -228,6 +246,12 @@ def _taken(schemas: _Part, parts: _Parts | str, wanted: Mapping[str, frozenset[s
             found.add(name)
     # Without any properties `_field` cannot tell, but a server that prunes takes none of them.
     return frozenset(found) if _names(schemas, parts) or _keeps_unknown(schemas, parts) else frozenset()
+
+
+def _required(parts: _Parts | str) -> frozenset[str]:
+    """The fields that an object of these parts must have."""
+    named = [] if isinstance(parts, str) else [name for part in parts for name in _list(part.get("required"))]
+    return frozenset(name for name in named if isinstance(name, str))
 
 
 # --- where the resource is in the document

@@ -5,8 +5,10 @@ knows `schema.py`, and when something is written `mirror.py`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -98,6 +100,7 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
 class Metadata(msgspec.Struct, frozen=True, rename={"managed_fields": "managedFields"}):
     """What is read of an env's metadata."""
 
+    uid: str = ""
     resourceVersion: str = ""
     managed_fields: list[ManagedFields] | None = None
 
@@ -130,31 +133,38 @@ def segments(records: Iterable[Capacity]) -> dict[str, Segment]:
 
 
 def _segment(cluster: str, records: Sequence[Capacity]) -> Segment:
-    members = [_member(record) for record in records if record.member_pool]
-    whole = next((record for record in records if not record.member_pool and not record.scaling_group), None)
-    groups = [record for record in records if not record.member_pool and record.scaling_group]
-    return Segment(
-        Entry(
-            cluster_id=cluster,
-            is_local=False,
-            last_snapshot_time=_SOME_MOMENT,
-            observed_members=members or None,
-            idle_replicas=whole.idle if whole is not None else None,
-            running_replicas=whole.running if whole is not None else None,
-            desired_replicas=whole.desired if whole is not None else None,
-            scaling_groups=[
-                GroupSums(record.scaling_group, record.idle, record.running, record.desired, record.pending)
-                for record in groups
-            ]
-            or None,
-        ),
-        min(record.observed_at or 0.0 for record in records),
-        {
-            record.member_pool: (record.observed_at or 0.0) + record.saturated_for
-            for record in records
-            if record.member_pool and record.saturated_for > 0
-        },
+    members: list[Member] = []
+    groups: list[GroupSums] = []
+    whole: Capacity | None = None
+    until: dict[str, float] = {}
+    observed_at = math.inf
+    for record in records:
+        seen = record.observed_at or 0.0
+        observed_at = min(observed_at, seen)
+        if record.member_pool:
+            members.append(_member(record))
+            if record.saturated_for > 0:
+                until[record.member_pool] = seen + record.saturated_for
+        elif record.scaling_group:
+            groups.append(GroupSums(record.scaling_group, record.idle, record.running, record.desired, record.pending))
+        else:
+            whole = record
+    content = Entry(
+        cluster_id=cluster,
+        is_local=False,
+        last_snapshot_time=_SOME_MOMENT,
+        observed_members=members or None,
+        idle_replicas=whole.idle if whole is not None else None,
+        running_replicas=whole.running if whole is not None else None,
+        desired_replicas=whole.desired if whole is not None else None,
+        scaling_groups=groups or None,
     )
+    return Segment(content, observed_at, until)
+
+
+def empty_segment(cluster: str) -> Segment:
+    """Nothing but that there is an entry, where the server does not let the last one be taken away."""
+    return Segment(Entry(cluster_id=cluster, is_local=False), -math.inf, {})
 
 
 def _member(record: Capacity) -> Member:
@@ -202,7 +212,8 @@ def body(key: Key, shown: Mapping[str, Segment], fields: StatusFields, offset: f
     if shown:
         # Sorted, as another order of the same entries would be a change.
         applied["status"] = {"clusters": [_entry(segment, fields, offset) for _, segment in sorted(shown.items())]}
-        if summary and fields.federation:
+        known = any(segment.content.last_snapshot_time is not None for segment in shown.values())
+        if summary and known and fields.federation:
             youngest = max(segment.observed_at for segment in shown.values())
             total = min(sum(idle(segment.content) for segment in shown.values()), _LARGEST_COUNT)
             applied["status"]["federation"] = Summary(len(shown), total, moment(youngest + offset))
@@ -210,16 +221,18 @@ def body(key: Key, shown: Mapping[str, Segment], fields: StatusFields, offset: f
 
 
 def _entry(segment: Segment, fields: StatusFields, offset: float) -> Any:
-    until = segment.saturated_until
-    entry = replace(
-        segment.content,
-        last_snapshot_time=moment(segment.observed_at + offset),
-        observed_members=[
-            replace(member, saturated_until=moment(until[member.name] + offset)) if member.name in until else member
-            for member in segment.content.observed_members or ()
-        ]
-        or None,
-    )
+    entry = segment.content
+    if entry.last_snapshot_time is not None:
+        entry = replace(entry, last_snapshot_time=moment(segment.observed_at + offset))
+    if until := segment.saturated_until:
+        members = entry.observed_members or []
+        entry = replace(
+            entry,
+            observed_members=[
+                replace(member, saturated_until=moment(until[member.name] + offset)) if member.name in until else member
+                for member in members
+            ],
+        )
     if fields.entry >= _ALL_ENTRY_FIELDS and fields.member >= _ALL_MEMBER_FIELDS:
         return entry
     known = msgspec.to_builtins(entry)
@@ -238,7 +251,12 @@ ALL_FIELDS = StatusFields(True, _ALL_ENTRY_FIELDS, _ALL_MEMBER_FIELDS)
 def moment(unix_seconds: float) -> str:
     """A moment as RFC 3339 writes it, in whole seconds, as Kubernetes does. Never later than it was; one that no
     calendar has becomes the nearest that one does."""
-    return datetime.fromtimestamp(int(min(max(unix_seconds, 0.0), _LATEST)), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _second(int(min(max(unix_seconds, 0.0), _LATEST)))
+
+
+@lru_cache(4096)  # a fleet's ages are within minutes
+def _second(unix_second: int) -> str:
+    return datetime.fromtimestamp(unix_second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # --- what is there
@@ -285,16 +303,33 @@ def content(entry: Entry) -> Entry:
 
 
 def told(entry: Entry) -> Entry:
-    """An entry as far as every writer of it knows the fields, in a fixed order: controllers with a type of their own
-    for the status lose those that the type has not, and mean nothing by it."""
+    """What an entry says, in a fixed order, as far as every writer of it knows the fields. Controllers that write the
+    status as a type of their own lose the fields that the type has not, and often those that are 0 or false, which
+    means the same as absent; they mean nothing by it."""
     members = entry.observed_members
+    if isinstance(members, list):
+        members = sorted((_told(member) if isinstance(member, Member) else member for member in members), key=_name)
     return replace(
         entry,
-        observed_members=sorted(members, key=_name) or None if isinstance(members, list) else members,
+        is_local=entry.is_local or None,
+        observed_members=members or None,
         idle_replicas=None,
         running_replicas=None,
         desired_replicas=None,
         scaling_groups=None,
+    )
+
+
+def _told(member: Member) -> Member:
+    return replace(
+        member,
+        scaling_group=member.scaling_group or None,
+        idle_count=member.idle_count or None,
+        running_count=member.running_count or None,
+        desired_replicas=member.desired_replicas or None,
+        pending_requests=member.pending_requests or None,
+        autoscaling_enabled=member.autoscaling_enabled or None,
+        state=member.state or None,
     )
 
 

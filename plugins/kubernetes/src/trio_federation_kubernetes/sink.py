@@ -13,10 +13,10 @@ import trio
 from trio_federation import Capacity, CapacitySink, SinkContext, Trouble, seconds
 from trio_federation_kubernetes.connection import Api
 from trio_federation_kubernetes.decoding import Decoder
-from trio_federation_kubernetes.errors import ApiError, KubernetesError
+from trio_federation_kubernetes.errors import KubernetesError
 from trio_federation_kubernetes.informer import Informer
 from trio_federation_kubernetes.mapping import Watched
-from trio_federation_kubernetes.mirror import Mirror, is_misfit
+from trio_federation_kubernetes.mirror import Mirror
 from trio_federation_kubernetes.mirrored import Write
 from trio_federation_kubernetes.opening import Opening, openapi_document
 from trio_federation_kubernetes.options import StatusOptions
@@ -70,6 +70,7 @@ class KubernetesStatusSink(CapacitySink):
             refresh_interval=refresh_interval,
             env_interval=seconds(options.env_interval),
             writes_per_second=options.writes_per_second,
+            selective=bool(options.label_selector),
             ttl=context.ttl,
             unattended=context.ttl + 2 * refresh_interval,
             random=context.random,
@@ -150,9 +151,8 @@ class KubernetesStatusSink(CapacitySink):
             seen = self._decoder.single(answer.body)
         except KubernetesError as error:
             self._context.log.debug("kubernetes_status_failed", env=f"{namespace}/{name}", error=str(error))
-            if isinstance(error, ApiError) and (is_misfit(error) or error.code in (400, 422)):
+            if self._mirror.failed(write, error, self._context.clock()):
                 self._doubt.set()
-            self._mirror.failed(write, error, self._context.clock())
         else:
             self._mirror.written(write, seen, self._context.clock())
         self._wake()
@@ -189,7 +189,7 @@ class KubernetesStatusSink(CapacitySink):
             return Trouble("schema", f"{text}; {advice}")
         if verdict.faults:
             self._mirror.allow(None, self._context.clock())
-            return Trouble("schema", "; ".join(verdict.faults))
+            return Trouble("schema", f"{SANDBOXENVS}: {'; '.join(verdict.faults)}")
         self._mirror.allow(verdict.fields, self._context.clock())
         return None
 
