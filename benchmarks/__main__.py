@@ -27,7 +27,9 @@ from benchmarks.measure import Figure
 
 #: Each a module of this package with `run(*, quick: bool) -> list[Figure]`, imported only when it is run, so that none
 #: costs another one memory or threads.
-BENCHMARKS = ("core", "codec", "latency", "hub", "exposition", "startup", "simulation", "kubernetes")
+BENCHMARKS = (
+    "core", "codec", "latency", "hub", "exposition", "startup", "simulation", "kubernetes", "kubernetes_status",
+)  # fmt: skip
 
 _PACKAGES = (
     "trio-federation", "trio", "trio-asyncio", "grpclib", "h2", "betterproto2", "protobuf",

@@ -52,6 +52,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _UNWANTED}
 
 
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU, in user and in kernel code, that a process has used so far, all its threads together."""
+    return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
+
+
 class Child:
     """A process that runs: made by `running`."""
 
@@ -114,7 +119,7 @@ class Child:
 
     def cpu_seconds(self) -> float:
         """Seconds of CPU, in user and in kernel code, that it has used so far, all its threads together."""
-        return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)
+        return cpu_seconds(self.pid)
 
     def resident_bytes(self) -> int:
         """Bytes of memory that it holds now (RSS)."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.children import BenchmarkError, Child, running_module
 from benchmarks.measure import Figure, compared
-from tests.apiserver.build import BuildError, NoToolchain, Programs, programs, required
+from tests.apiserver.build import BuildError, NoToolchain, programs, required
 from tests.apiserver.cluster import ApiServer, started
 
 ENVS, QUICK_ENVS = 10_000, 300
@@ -31,18 +31,11 @@ NAMES = {"json": "json.loads and dicts", "official": "the official client"}
 def run(*, quick: bool = False) -> list[Figure]:
     """Seconds, CPU and memory of lists, and CPU of events."""
     envs, events = (QUICK_ENVS, QUICK_EVENTS) if quick else (ENVS, EVENTS)
-    try:
-        built = programs(os.environ, lambda line: print(f"  {line}", file=sys.stderr))
-    except NoToolchain as error:
-        if quick and not required(os.environ):  # to see that benchmarks run, where this one cannot
-            print(f"  left out: {error}", file=sys.stderr)
+    with api_server(quick=quick) as server:
+        if server is None:
             return []
-        raise BenchmarkError(str(error)) from error
-    except BuildError as error:
-        raise BenchmarkError(str(error)) from error
-    with _server(built) as server:
-        plain = _envs(server, "plain", envs)
-        padded = _envs(server, "padded", envs // 5, {"padding": "x" * PADDING})
+        plain = make_envs(server, "plain", envs)
+        padded = make_envs(server, "padded", envs // 5, {"padding": "x" * PADDING})
         figures = _lists(server, plain, envs)
         figures += _memory(server, padded, envs // 5)
         figures += _watch(server, plain, envs, events)
@@ -50,7 +43,19 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 @contextmanager
-def _server(built: Programs) -> Iterator[ApiServer]:
+def api_server(*, quick: bool) -> Iterator[ApiServer | None]:
+    """A server that knows SandboxEnvs; None where it cannot be built, and nobody minds. Raises BenchmarkError where it
+    cannot, and somebody does."""
+    try:
+        built = programs(os.environ, lambda line: print(f"  {line}", file=sys.stderr))
+    except NoToolchain as error:
+        if not quick or required(os.environ):
+            raise BenchmarkError(str(error)) from error
+        print(f"  left out: {error}", file=sys.stderr)  # to see that benchmarks run, where this one cannot
+        yield None
+        return
+    except BuildError as error:
+        raise BenchmarkError(str(error)) from error
     with tempfile.TemporaryDirectory() as folder, started(ApiServer(built, Path(folder))) as server:
         server.create_crds(path for path in CRDS.glob("*.yaml") if path.name != "kustomization.yaml")
         yield server
@@ -81,7 +86,7 @@ def _status(number: int) -> dict[str, object]:
     }
 
 
-def _envs(server: ApiServer, prefix: str, count: int, annotations: dict[str, str] | None = None) -> str:
+def make_envs(server: ApiServer, prefix: str, count: int, annotations: dict[str, str] | None = None) -> str:
     """Make a namespace with so many envs; its name."""
     print(f"  {count:,} SandboxEnvs ({prefix})", file=sys.stderr)
     namespace = server.namespace(prefix)

@@ -169,19 +169,24 @@ class Dicts:
         return sum(map(len, self.rows.values()))
 
 
+def http_client(kubeconfig: Path) -> httpx.Client:
+    """The HTTP library's own client for the API server, and the certificate, that a kubeconfig holds."""
+    document = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
+    context = ssl.create_default_context(cadata=b64decode(cluster["certificate-authority-data"]).decode())
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b64decode(user["client-certificate-data"]) + b64decode(user["client-key-data"]))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return httpx.Client(base_url=cluster["server"], verify=context, timeout=60, trust_env=False)
+
+
 class Json(Dicts):
     """The HTTP library, json.loads and dicts."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         super().__init__()
-        document = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
-        context = ssl.create_default_context(cadata=b64decode(cluster["certificate-authority-data"]).decode())
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(b64decode(user["client-certificate-data"]) + b64decode(user["client-key-data"]))
-            file.flush()
-            context.load_cert_chain(file.name)
-        self.client = httpx.Client(base_url=cluster["server"], verify=context, timeout=60, trust_env=False)
+        self.client = http_client(kubeconfig)
         self.path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
 
     def list(self) -> int:
