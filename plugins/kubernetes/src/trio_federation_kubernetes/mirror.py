@@ -258,7 +258,7 @@ class Mirror:
         _keep(self._left, key, env.present and bool(env.left_to_others()))
         if plan is None and not env.writing and not env.is_refused:
             self._refused.pop(key, None)
-        if not (env.present or env.records or env.writing or env.leaving):
+        if not (env.present or env.records or env.writing or (env.leaving and self._acting)):
             self._envs.pop(key, None)
         earliest = env.next_change(now)
         if plan is not None:
@@ -502,7 +502,7 @@ class Mirror:
             yield Trouble(
                 "conflict",
                 f"the entry of {names} in {'/'.join(first)} belongs to {party or 'an unknown field manager'}{more}, "
-                "and is left alone; have that let go of it, or give the clusters different ids",
+                "and is not written; have that let go of it, or give the clusters different ids",
                 party or "unknown",
             )
 
