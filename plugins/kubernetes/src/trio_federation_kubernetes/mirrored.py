@@ -332,11 +332,11 @@ class MirroredEnv:
         self.life += 1
         unsure = self._unsure or self.writing  # what is on its way may be done to the other one
         leaving = not chosen and (self._holds or self.writing)
-        applied = self._applied
+        applied, written_at = self._applied, self._written_at
         self._forget()
         self._unsure = unsure
         if leaving:
-            self._leaving, self._applied, self._holds = True, applied, True
+            self._leaving, self._applied, self._holds, self._written_at = True, applied, True, written_at
 
     def observed(self, seen: Env, now: float, *, acting: bool) -> Iterable[Disturbance]:
         """The object is, or was, this. `acting`: whether it is we who write; what others write as us, where it is not,
