@@ -22,6 +22,7 @@ from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
 from trio_federation_kubernetes.schema import StatusVerdict, check_status
 
 FOLDER = Path(__file__).resolve().parents[2] / "config" / "kubernetes"
+PAGE = FOLDER.parents[1] / "docs" / "kubernetes.md"
 NAMESPACE = "trio-federation"
 CRD = "sandboxenvs.agents.navix.sh"
 SANDBOXENVS = "/apis/agents.navix.sh/v1alpha1/namespaces/team-a/sandboxenvs"
@@ -308,6 +309,18 @@ def test_kubectl_shows_what_is_here_and_what_is_elsewhere(server: ApiServer) -> 
     finally:
         foreign_view(server, {})
     assert list(shown()[1].values())[:-1] == ["python", "", "0", "", ""]
+
+
+def test_what_was_written_is_taken_out_by_hand_as_the_page_says(server: ApiServer) -> None:
+    (nothing,) = re.findall(
+        r"--field-manager=trio-federation -f - <<EOF\n    (.+)\n    EOF\n", PAGE.read_text(encoding="utf-8")
+    )
+    before = server.call("GET", f"{SANDBOXENVS}/python")
+    foreign_view(server, foreign())
+    status(server, "-f", "-", manager="trio-federation", input=nothing)
+    after = server.call("GET", f"{SANDBOXENVS}/python")
+    assert after["status"] == before["status"]
+    assert after["metadata"]["managedFields"] == before["metadata"]["managedFields"]
 
 
 def test_kubectl_describes_a_view_of_other_clusters(server: ApiServer) -> None:

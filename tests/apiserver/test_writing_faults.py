@@ -162,8 +162,32 @@ async def test_a_rival_is_left_alone_and_named(strike: Strike, party: str, envs:
         await mirror.show(*(pool(env, cluster, idle=2) for env in "ef" for cluster in ("east", "north")))
         await mirror.until_shown(envs, "f", {"east": {"p": 2}, "north": {"p": 2}})
         await mirror.until_quiet(0.5)
-        written = [json.loads(write.body)["status"] for write in mirror.writes("e")[counted:]]
-        assert not any(entry["clusterID"] == "east" for status in written for entry in status["clusters"])
+        assert mirror.writes("e")[counted:] == []
+
+
+@pytest.mark.slow
+async def test_a_controller_that_replaces_the_list_every_ten_seconds(envs: Written) -> None:
+    """It is written against once, and never again; what it has is as it has left it."""
+    await do(envs.make, "e")
+    async with mirroring(envs, env_interval=5.0) as mirror:
+        await mirror.show(pool("e", "east", idle=1))
+        await mirror.until_shown(envs, "e", {"east": {"p": 1}})
+        began = trio.current_time()
+        for number in range(4):
+            await trio.sleep_until(began + 10.0 * number)
+            await do(replace_the_list, envs, number)
+            await mirror.show(pool("e", "east", idle=number))
+        await mirror.until_quiet(0.5)
+        assert "contested" in mirror.reasons()
+        assert {trouble.party for trouble in mirror.troubles} == {"controller"}
+        # At first, after the first strike, and to let go of the summary after the second, which a write may cross.
+        *shown, last = [json.loads(write.body).get("status") for write in mirror.writes("e")]
+        assert 2 <= len(shown) <= 3
+        assert None not in shown
+        assert last is None
+        env = await do(envs.get, "e")
+        assert list(entries(env).values()) == [local(2, "2026-01-01T00:00:03Z")]
+        assert not owned(env)
 
 
 def _entry(path: str) -> str:
@@ -554,7 +578,8 @@ async def test_a_server_that_has_had_enough_is_asked_less_and_less(code: int, en
         await mirror.show(*(pool(name, "east", idle=1) for name in names))
         await mirror.until(lambda: mirror.writes())
         await trio.sleep(2)
-        assert len(mirror.writes()) <= 8
+        # Of faults that may be those of single envs, some more.
+        assert len(mirror.writes()) <= (8 if code == 429 else 8 + mirror_module.FAULTS_OF_THE_SERVER)
         await mirror.until(lambda: mirror.troubles)
         refusing = False
         await mirror.until(lambda: len(mirror.written()) == len(names))
@@ -607,7 +632,7 @@ async def test_an_answer_that_is_lost_is_no_rival(envs: Written) -> None:
 # The server dies, or falls silent
 
 
-@pytest.mark.parametrize("down", [2.0, pytest.param(60.0, marks=pytest.mark.soak)], ids=["seconds", "a-minute"])
+@pytest.mark.parametrize("down", [2.0, pytest.param(60.0, marks=pytest.mark.slow)], ids=["seconds", "a-minute"])
 async def test_a_server_that_is_killed_and_comes_back(down: float, envs: Written) -> None:
     """What has changed meanwhile is shown then, and nothing that was old before."""
     await do(envs.make, "e", "f")

@@ -68,9 +68,9 @@ def _unshadowed(records: list[Capacity]) -> list[Capacity]:
 
 
 #: Records of one env, as a snapshot has them: of each cluster its pools, or else its sums.
-RECORDS: st.SearchStrategy[list[Capacity]] = st.lists(
-    _ONE, max_size=5, unique_by=lambda record: record.identity
-).map(_unshadowed)
+RECORDS: st.SearchStrategy[list[Capacity]] = st.lists(_ONE, max_size=5, unique_by=lambda record: record.identity).map(
+    _unshadowed
+)
 
 
 # --- statuses
@@ -105,9 +105,7 @@ class Server:
             "metadata": {"name": key[1], "namespace": key[0], "uid": f"uid-{self._version}"},
         }
         local = {"clusters": [{"clusterID": "west", "isLocal": True}]}
-        self._keep(
-            key, fake_apply.update(SCHEMA, bare, {"status": local}, "controller", now=self._now(), created=True)
-        )
+        self._keep(key, fake_apply.update(SCHEMA, bare, {"status": local}, "controller", now=self._now(), created=True))
 
     def delete(self, key: Key = KEY) -> None:
         """It is no more."""
@@ -122,11 +120,15 @@ class Server:
 
     def apply(self, applied: Json, manager: str, *, force: bool = False, key: Key = KEY) -> Env:
         """Somebody applies this. Raises ApiError."""
-        return self._do(key, lambda found: fake_apply.apply(SCHEMA, found, applied, manager, now=self._now(), force=force))
+        return self._do(
+            key, lambda found: fake_apply.apply(SCHEMA, found, applied, manager, now=self._now(), force=force)
+        )
 
     def merge(self, status: Json, manager: str = "controller", *, key: Key = KEY) -> Env:
         """Somebody patches the status. Raises ApiError."""
-        return self._do(key, lambda found: fake_apply.merge_patch(SCHEMA, found, {"status": status}, manager, now=self._now()))
+        return self._do(
+            key, lambda found: fake_apply.merge_patch(SCHEMA, found, {"status": status}, manager, now=self._now())
+        )
 
     def seen(self, key: Key = KEY) -> Env:
         """How it is now."""

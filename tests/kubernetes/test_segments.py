@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.kubernetes import fake_apply
 from tests.kubernetes.json_texts import JSON, dump, places, replaced
@@ -107,26 +108,26 @@ def said(record: Capacity, offset: float) -> dict[str, Any]:
 def expected(records: Sequence[Capacity], offset: float) -> dict[str, Any]:
     """What is written, field by field."""
     clusters = []
-    for cluster in sorted({record.cluster_id for record in records}):
-        own = [record for record in records if record.cluster_id == cluster]
-        oldest = min(record.observed_at for record in own if record.observed_at is not None)
+    for cluster in sorted({each.cluster_id for each in records}):
+        own = [each for each in records if each.cluster_id == cluster]
+        oldest = min(each.observed_at for each in own if each.observed_at is not None)
         entry: dict[str, Any] = {"clusterID": cluster, "isLocal": False, "lastSnapshotTime": time(oldest + offset)}
-        for record in own:
-            if record.member_pool:
-                entry.setdefault("observedMembers", []).append(said(record, offset))
-            elif record.scaling_group:
+        for each in own:
+            if each.member_pool:
+                entry.setdefault("observedMembers", []).append(said(each, offset))
+            elif each.scaling_group:
                 sums = {
-                    "name": record.scaling_group,
-                    "totalIdle": record.idle,
-                    "totalRunning": record.running,
-                    "totalDesired": record.desired,
-                    "totalPending": record.pending,
+                    "name": each.scaling_group,
+                    "totalIdle": each.idle,
+                    "totalRunning": each.running,
+                    "totalDesired": each.desired,
+                    "totalPending": each.pending,
                 }
                 entry.setdefault("scalingGroups", []).append(sums)
             else:
-                entry["idleReplicas"] = record.idle
-                entry["runningReplicas"] = record.running
-                entry["desiredReplicas"] = record.desired
+                entry["idleReplicas"] = each.idle
+                entry["runningReplicas"] = each.running
+                entry["desiredReplicas"] = each.desired
         clusters.append(entry)
     found: dict[str, Any] = {
         "apiVersion": "agents.navix.sh/v1alpha1",
@@ -249,7 +250,7 @@ def test_all_fields_are_those_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unix_seconds", "said"),
+    "unix_seconds, said",
     [
         (0.0, "1970-01-01T00:00:00Z"),
         (1.999, "1970-01-01T00:00:01Z"),
@@ -278,7 +279,7 @@ def test_the_sum_of_large_counts_is_the_largest_that_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "total"),
+    "records, total",
     [
         ([record("east", 2), record("east", 3, pool="q")], 5),
         ([record("east", 4, pool=""), record("east", 3, pool="", scaling_group="g")], 4),
@@ -304,6 +305,13 @@ def test_what_was_written_is_read_back_as_it_was(
     }
     assert difference(wanted, {cluster: content(entry) for cluster, entry in found.items()}) == 0
     assert has_summary(shown(records, offset)) == bool(records)
+
+
+def test_sums_in_another_order_are_the_same() -> None:
+    records = [record("east", pool="", scaling_group=group) for group in "abc"]
+    (entry,) = entries(shown(records)).values()
+    assert entry.scaling_groups is not None
+    assert content(replace(entry, scaling_groups=entry.scaling_groups[::-1])) == segments(records)["east"].content
 
 
 @given(RECORDS, st.randoms(use_true_random=False))
@@ -367,7 +375,8 @@ def test_the_more_sandboxes_differ_the_larger_a_difference_is(
 
     def with_count(value: int) -> list[Capacity]:
         found = record("east", at=1.0, pool="" if grouped else "p", scaling_group="g")
-        return [dataclasses.replace(found, **{count: value})]
+        values: dict[str, Any] = {count: value}
+        return [dataclasses.replace(found, **values)]
 
     assert apart(with_count(one), with_count(other)) <= apart(with_count(one), with_count(farthest))
     if other < farthest:

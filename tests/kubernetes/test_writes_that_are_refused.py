@@ -173,6 +173,26 @@ async def test_what_is_not_chosen_any_more_is_let_go_of(autojump_clock: MockCloc
         assert mirror.well()
 
 
+async def test_an_entry_that_is_taken_as_a_whole_is_one_line(autojump_clock: MockClock, logs: list[EventDict]) -> None:
+    """Each of its fields is a conflict then."""
+    server = StatusServer()
+    server.make("env")
+    async with mirroring(server) as mirror:
+        pools = [has("east", 5, f"p{number}", running=1, desired=6, pending=2) for number in range(20)]
+        mirror.others.have(*pools, has("north", 1))
+        await trio.sleep(SOON)
+        entry = server.entries()["east"]
+        for each in entry["observedMembers"]:
+            each |= {name: each[name] + 10 for name in ("idleCount", "runningCount", "desiredReplicas")}
+        server.apply_as(SANDBOXENVS, "ns", "env", {"status": {"clusters": [entry]}}, "ops", force=True)
+        await trio.sleep(2 * ENV_INTERVAL)
+        assert mirror.troubles() == {("conflict", "ops"): 1.0}
+        assert server.foreign()["north"] == {"p1": 1}
+    lines = [line for line in logs if line["event"] == "kubernetes_status_conflict"]
+    assert [(line["owner"], line["fields"]) for line in lines] == [("ops", 60)]
+    assert lines[0]["field"].startswith('.status.clusters[clusterID="east"].observedMembers[name="p0"].')
+
+
 async def test_many_namespaces_without_the_right_cost_one_try_a_second(autojump_clock: MockClock) -> None:
     """All of them together, so that those that give it have their envs written; and they recover when it is given."""
     server = StatusServer()

@@ -1,7 +1,7 @@
 """Kubernetes sources and a sink for trio-federation: the capacity of a cluster as its API server tells it, and the view
 of the fleet written back there. This module holds the hooks. The way of the data is client, informer (which asks what
-its reflector decides), decoding, mapper, store, source; and the way back segments, mirror, sink, client. Each is a room
-of its own. Only the public contract of `trio_federation` is used."""
+its reflector decides), decoding, mapper, store, source; and the way back sink, mirror (all envs), mirrored (one),
+segments, client. Each is a room of its own. Only the public contract of `trio_federation` is used."""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ LONGEST_REFUSAL_PAUSE = 600.0
 LONGEST_RETRY_AFTER = 60.0
 #: Failures in a row after which an env that is found to be edited at the same time, or not there, is a trouble.
 PATIENCE = 4
+#: Envs in a row on which the server fails, each by itself, until that is a fault of the server.
+FAULTS_OF_THE_SERVER = 5
 #: Envs or records that are taken in one step.
 STEP = 500
 #: Statuses, and 0 for no answer at all, that say something about the server, or about us, and nothing about one env.
@@ -60,10 +62,10 @@ class Mirror:
     `env_interval`: the least seconds between two writes of one env. `writes_per_second`: of all together. `selective`:
     whether an object that goes out of sight may still be there, as it was chosen by its labels. `ttl`: seconds for
     which entries that are found when all this begins are kept although nothing is known of their clusters, as it may be
-    on its way. `unattended`: seconds, and up to half as many more, after which entries that nobody has written may be
-    taken away by an agent of which no hub says that it is the cluster's reporter. `random`: for jitter. `tell(event,
+    on its way. `unattended`: seconds, and up to half as many more, after which an agent takes over what nobody has
+    written for so long, where no hub says whether it is the cluster's reporter. `random`: for jitter. `tell(event,
     **details)`: a line for the log, of what is worth one. `now`: seconds on the agent's clock, here as in every method;
-    it never goes back."""
+    it never goes back, but by the time that a `want` or `replacing` takes."""
 
     def __init__(
         self,
@@ -100,9 +102,12 @@ class Mirror:
         #: with something to be told: dicts for their order
         self._stopped: dict[Key, None] = {}
         self._left: dict[Key, None] = {}
+        self._summaries: dict[Key, str] = {}
         self._refused: dict[Key, KubernetesError] = {}
         self._server: _Pause | None = None
         self._forbidden: dict[str, _Pause] = {}
+        #: how often in a row it has failed on an env with a fault of its own
+        self._faults = 0
         self._in_flight = 0
         self._next_write = -math.inf
         #: whether this agent writes, what it was told last about that, and since when it has not heard of others
@@ -169,8 +174,8 @@ class Mirror:
     # --- what should be shown
 
     def want(self, snapshot: Iterable[Capacity], now: float) -> Iterator[None]:
-        """Every fresh record, in the order of a snapshot. In steps, between which others may have their turn; to be
-        gone through to its end before the next one."""
+        """Every fresh record, in the order of a snapshot. In steps, between which others may have their turn. One that
+        is broken off is made up for by the next."""
         found: dict[Key, list[Capacity]] = {}
         for number, record in enumerate(snapshot, 1):
             if record.cluster_id != self._cluster_id:
@@ -210,7 +215,7 @@ class Mirror:
         if env is None:
             env = self._envs[key] = MirroredEnv(key, self._cluster_id)
         if seen is None:
-            env.gone(chosen=not self._selective)
+            env.gone(surely=not self._selective)
         else:
             self._take(env, env.observed(seen, now, acting=self._acting), now)
         self._settle(env, now)
@@ -256,6 +261,10 @@ class Mirror:
             )
         _keep(self._stopped, key, env.present and env.stopped is not None)
         _keep(self._left, key, env.present and bool(env.left_to_others()))
+        if env.present and (owner := env.summary_owner(now)) is not None:
+            self._summaries[key] = owner
+        else:
+            self._summaries.pop(key, None)
         if plan is None and not env.writing and not env.is_refused:
             self._refused.pop(key, None)
         if not (env.present or env.records or env.writing or (env.leaving and self._acting)):
@@ -350,6 +359,7 @@ class Mirror:
     def written(self, write: Write, answer: Env, now: float) -> None:
         """A write was done, and this is the object now."""
         self._in_flight -= 1
+        self._faults = 0
         self._works()
         env = self._envs[write.key]
         self._forgive(write.key[0], now)
@@ -367,14 +377,16 @@ class Mirror:
         #: whether it may have been done all the same
         unsure = not misfit and (code == 0 or code >= 500)
         self._take(env, env.failed(write, now, unsure=unsure, acting=self._acting), now)
-        if code in _OF_THE_SERVER:
+        own_fault = code == 500 and not misfit
+        self._faults = self._faults + 1 if own_fault else 0
+        if code in _OF_THE_SERVER or self._faults >= FAULTS_OF_THE_SERVER:
             self._blame_server(write, error, now)
             env.retry_at = now + self._pause(env.failures)
             self._settle(env, now)
             return False
         self._works()
         doubtful = False
-        if code == 409 and isinstance(error, ApiError) and (found := conflicts(error)):
+        if isinstance(error, ApiError) and (found := conflicts(error)):
             if all(conflict.field == _LIST for conflict in found):
                 # A list that somebody owns as a whole has no keys.
                 doubtful = True
@@ -390,8 +402,8 @@ class Mirror:
             self._forbidden[write.key[0]] = _Pause(now + pause, failures, error)
             self._settle_namespace(write.key[0], now)
         elif code == 404 and env.leaving:
-            env.refused(write, now, 0.0)
-        elif code in (404, 409) or (code == 500 and not misfit):
+            env.left()
+        elif code in (404, 409) or own_fault:
             # It is being deleted or edited, and the watch will say; or the server fails on this one, and maybe on all:
             # a webhook, or a size. No other env has to wait for that.
             env.retry_at = now + self._pause(env.failures)
@@ -409,12 +421,18 @@ class Mirror:
         """Others own what the write would change."""
         env.failures = 0
         env.conflicted(write, found, now)
+        # One line for each entry and owner: of an entry that somebody has taken, each field may be a conflict.
+        lines: dict[tuple[str, str], list[Conflict]] = {}
         for conflict in found:
+            place = conflict.field if conflict.cluster is None else conflict.cluster
+            lines.setdefault((place, conflict.owner), []).append(conflict)
+        for (_, owner), conflicts_of_one in lines.items():
             self._tell(
                 "kubernetes_status_conflict",
                 env="/".join(write.key),
-                field=conflict.field or "not said",
-                owner=conflict.owner or "not said",
+                field=conflicts_of_one[0].field or "not said",
+                fields=len(conflicts_of_one),
+                owner=owner or "not said",
                 again_in=LEAVE_ALONE,
             )
 
@@ -482,19 +500,19 @@ class Mirror:
             who = f"field manager {party}" if party else "a field manager that cannot be told"
             if party == FIELD_MANAGER:
                 who = f"another agent, as {FIELD_MANAGER},"
-                advice = "see that one agent alone runs for this cluster"
+                advice = (
+                    "see that one agent alone runs for this cluster, and that one of its sinks alone chooses these envs"
+                )
             else:
                 advice = f"have it leave alone what {FIELD_MANAGER} owns, or write only its own entries, by their keys"
             text = f"the view of other clusters is not shown in {_named(keys)}: {who} removes or changes it; {advice}"
             yield Trouble("contested", text, party or "unknown")
 
     def _conflicts(self) -> Iterator[Trouble]:
-        parties: dict[str, dict[Key, Sequence[str]]] = {}
+        parties: dict[str, dict[Key, list[str]]] = {}
         for key in self._left:
             for cluster, owners in self._envs[key].left_to_others().items():
-                found = parties.setdefault(", ".join(owners), {}).setdefault(key, [])
-                assert isinstance(found, list)
-                found.append(cluster)
+                parties.setdefault(", ".join(owners), {}).setdefault(key, []).append(cluster)
         for party, keys in sorted(parties.items()):
             first, clusters = next(iter(keys.items()))
             more = f" ({counted(len(keys), 'env')} in all)" if len(keys) > 1 else ""
@@ -505,6 +523,13 @@ class Mirror:
                 "and is not written; have that let go of it, or give the clusters different ids",
                 party or "unknown",
             )
+        owners_of_summaries: dict[str, list[Key]] = {}
+        for key, owner in self._summaries.items():
+            owners_of_summaries.setdefault(owner, []).append(key)
+        for party, envs in sorted(owners_of_summaries.items()):
+            text = f"status.federation in {_named(envs)} belongs to {party or 'an unknown field manager'}, and is not"
+            text += " written, so kubectl's columns show what that says; have it let go of it"
+            yield Trouble("conflict", text, party or "unknown")
 
 
 def _is_misfit(error: ApiError) -> bool:

@@ -143,7 +143,8 @@ class MirroredEnv:
         self._held: list[Env] = []
         self._disturbed: list[float] = []
         self._left: dict[str, _Left] = {}
-        self._no_summary_until = -math.inf
+        #: until when the summary is left to somebody else, and to whom
+        self._no_summary = -math.inf, ""
         #: refusals of what was written, in a row, and until when nothing is shown because of them
         self.refusals = 0
         self._hidden_until = -math.inf
@@ -201,9 +202,15 @@ class MirroredEnv:
         found = {cluster: owner for cluster, owner in self.others.items() if cluster in known}
         return found | {cluster: (left.owner,) for cluster, left in self._left.items() if cluster in known}
 
+    def summary_owner(self, now: float) -> str | None:
+        """Whose the summary is, where it is left to somebody else; "" where that is not known."""
+        until, owner = self._no_summary
+        return owner if now < until and self.records else None
+
     def plan(self, now: float, *, refresh_interval: float, env_interval: float, keep_until: float) -> Plan | None:
         """What there is to do; None for nothing. A plan for later may have to be made again then. `keep_until`: until
-        then, entries that were found there are not taken away: what they rest on may not have come yet."""
+        then, entries that were found there are not taken away: what they rest on may not have come yet. A time of being
+        left alone that is over ends here."""
         if not (self.present or self._leaving) or self.writing:
             return None
         if self.stopped is not None and now >= self.stopped[0]:
@@ -231,7 +238,7 @@ class MirroredEnv:
     def next_change(self, now: float) -> float:
         """When something changes about it by itself: a time of leaving alone ends. inf: never."""
         ends = [left.since + LEAVE_ALONE for left in self._left.values()]
-        ends += self._hidden_until, self._stuck_until
+        ends += self._hidden_until, self._stuck_until, self._no_summary[0]
         if self.stopped is not None:
             ends.append(self.stopped[0])
         return min((end for end in ends if end > now), default=math.inf)
@@ -241,10 +248,10 @@ class MirroredEnv:
     def begin(self, now: float) -> Write:
         """The write that is due, and now under way."""
         self.writing = True
-        return Write(self.key, now, self.life, self.wanted(now), now >= self._no_summary_until)
+        return Write(self.key, now, self.life, self.wanted(now), now >= self._no_summary[0])
 
-    def written(self, write: Write, answer: Env, now: float, *, acting: bool) -> Iterable[Disturbance]:
-        """It was done, and this is the object now. Yields as `observed`."""
+    def written(self, write: Write, answer: Env, now: float, *, acting: bool) -> list[Disturbance]:
+        """It was done, and this is the object now. Returns as `observed`."""
         self.writing = False
         self.failures = 0
         self._written_at = write.began
@@ -275,16 +282,16 @@ class MirroredEnv:
             self._states.append(_State(version, text, _applied_at(answer), ours))
             del self._states[:-_MOST_HELD]  # while nothing is seen of the object but our answers
             self._note_others(answer, seen.keys(), ours)
-        yield from self._release(now, acting=acting)
+        return self._release(now, acting=acting)
 
-    def failed(self, write: Write, now: float, *, unsure: bool, acting: bool) -> Iterable[Disturbance]:
-        """It was not done, or (`unsure`) nobody knows. Yields as `observed`."""
+    def failed(self, write: Write, now: float, *, unsure: bool, acting: bool) -> list[Disturbance]:
+        """It was not done, or (`unsure`) nobody knows. Returns as `observed`."""
         self.writing = False
         self.failures += 1
         if write.life == self.life:
             self._written_at = write.began
             self._unsure = self._unsure or unsure
-        yield from self._release(now, acting=acting)
+        return self._release(now, acting=acting)
 
     def conflicted(self, write: Write, conflicts: Sequence[Conflict], now: float) -> None:
         """It was refused, as others own what it would change: those entries are theirs for a while."""
@@ -301,17 +308,18 @@ class MirroredEnv:
                     self._left[conflict.cluster] = _Left(conflict.owner, now, entry, entry is not None)
             elif write.summary and conflict.field.startswith(".status.federation"):
                 found = True
-                self._no_summary_until = now + LEAVE_ALONE
+                self._no_summary = now + LEAVE_ALONE, conflict.owner
         if not found:  # about something, and there is no telling what
             self.stopped = now + LEAVE_ALONE, next((conflict.owner for conflict in conflicts), "")
 
     def refused(self, write: Write, now: float, pause: float) -> None:
         """What it would hold is refused. The next try comes after the pause; from the second refusal on, nothing is
-        shown meanwhile, as what is there gets old."""
+        shown meanwhile, as what is there gets old. Where it is refused that nothing is shown, one entry stays for a
+        while, and says nothing; where even that is, or what was written cannot be taken back, nothing is done."""
         if write.life != self.life:
             return
         if self._leaving:
-            self._forget()
+            self.left()
         elif not write.shown and now >= self._stuck_until and self._applied:
             # Whoever owns the list has left it to us alone, and without us it would be no list.
             self._stuck_until = now + LEAVE_ALONE
@@ -324,23 +332,27 @@ class MirroredEnv:
             else:
                 self._hidden_until = now + pause
 
+    def left(self) -> None:
+        """What was to be taken back from it does not matter any more: it is gone, or does not let go."""
+        self._forget()
+
     # --- what is seen
 
-    def gone(self, *, chosen: bool = True) -> None:
-        """The object was deleted, and another one may come. Where it may not be `chosen` any more, and still be there,
-        what was written is taken back."""
+    def gone(self, *, surely: bool = True) -> None:
+        """The object was deleted, and another one may come. Where that is not sure, as it may only have gone out of
+        sight, what was written is taken back."""
         self.life += 1
         unsure = self._unsure or self.writing  # what is on its way may be done to the other one
-        leaving = not chosen and (self._holds or self.writing)
+        leaving = not surely and (self._holds or self.writing)
         applied, written_at = self._applied, self._written_at
         self._forget()
         self._unsure = unsure
         if leaving:
             self._leaving, self._applied, self._holds, self._written_at = True, applied, True, written_at
 
-    def observed(self, seen: Env, now: float, *, acting: bool) -> Iterable[Disturbance]:
+    def observed(self, seen: Env, now: float, *, acting: bool) -> list[Disturbance]:
         """The object is, or was, this. `acting`: whether it is we who write; what others write as us, where it is not,
-        is no disturbance. Yields what somebody has done to our entries."""
+        is no disturbance. Returns what somebody has done to our entries."""
         if self._is_another(seen):
             self.gone()
         self.present = True
@@ -351,18 +363,17 @@ class MirroredEnv:
             self._held.append(seen)
             del self._held[:-_MOST_HELD]
         elif (disturbance := self._observe(seen, now, acting=acting)) is not None:
-            yield disturbance
+            return [disturbance]
+        return []
 
     def _is_another(self, seen: Env) -> bool:
         """Whether it is not the object that is known: that was deleted, and nobody has said so."""
         uid = seen.metadata.uid
         return self._uid is not None and isinstance(uid, str) and uid not in ("", self._uid)
 
-    def _release(self, now: float, *, acting: bool) -> Iterable[Disturbance]:
+    def _release(self, now: float, *, acting: bool) -> list[Disturbance]:
         held, self._held = self._held, []
-        for seen in held:
-            if (disturbance := self._observe(seen, now, acting=acting)) is not None:
-                yield disturbance
+        return [found for seen in held if (found := self._observe(seen, now, acting=acting)) is not None]
 
     def _observe(self, seen: Env, now: float, *, acting: bool) -> Disturbance | None:
         version, text = _version(seen)

@@ -22,6 +22,9 @@ from trio_federation_kubernetes.resources import Resource
 
 #: Seconds for an OpenAPI document, which has as many schemas as its group has resources.
 DOCUMENT_DEADLINE = 15.0
+#: Seconds before it is asked for again, where what it says was not good enough: at first, and at most.
+FIRST_SCHEMA_PAUSE = 2.0
+LONGEST_SCHEMA_PAUSE = 15.0
 
 
 class Opening:

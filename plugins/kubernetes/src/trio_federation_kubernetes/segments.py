@@ -196,9 +196,9 @@ def idle(entry: Entry) -> int:
 
 
 def body(key: Key, shown: Mapping[str, Segment], fields: StatusFields, offset: float, *, summary: bool) -> bytes:
-    """The configuration that is applied: these clusters, and no others. `fields`: what the server takes of it, the
-    rest is left out. `offset`: add it to the agent's clock to get
-    the server's Unix time. `summary`: whether status.federation is part of it.
+    """The configuration that is applied: these clusters, and no others. `fields`: what the server takes of it; the
+    rest is left out. `offset`: add it to the agent's clock to get the server's Unix time. `summary`: whether
+    status.federation is part of it.
 
     It is JSON, and so YAML, which is what the server reads it as: not all control characters that JSON takes are good
     for that, but names and states have none. Where nothing is shown there is no status at all: an empty one would

@@ -18,7 +18,7 @@ from trio_federation_kubernetes.informer import Informer
 from trio_federation_kubernetes.mapping import Watched
 from trio_federation_kubernetes.mirror import Mirror
 from trio_federation_kubernetes.mirrored import Write
-from trio_federation_kubernetes.opening import Opening, openapi_document
+from trio_federation_kubernetes.opening import FIRST_SCHEMA_PAUSE, LONGEST_SCHEMA_PAUSE, Opening, openapi_document
 from trio_federation_kubernetes.options import StatusOptions
 from trio_federation_kubernetes.ownership import FIELD_MANAGER
 from trio_federation_kubernetes.resources import Key
@@ -33,10 +33,12 @@ WRITE_DEADLINE = 10.0
 LOOK_INTERVAL = 1.0
 #: Seconds for which the envs may be out of date: while a watch is silent, the server is asked each third of it.
 EVIDENCE_TTL = 90.0
-#: Seconds before a schema is looked at again: where it was not good enough, at first and at most; where it was.
-FIRST_SCHEMA_PAUSE = 2.0
-LONGEST_SCHEMA_PAUSE = 15.0
+#: Seconds before a schema that was good enough is looked at again.
 SCHEMA_INTERVAL = 600.0
+_NO_DATE = (
+    "the API server's answers have no Date, and no time can be written without; see what stands between, such as a "
+    "proxy, and takes it out"
+)
 #: What goes with each write. Not "force": what others own is theirs.
 _PARAMS = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 
@@ -119,7 +121,7 @@ class KubernetesStatusSink(CapacitySink):
             ((informer.resource, informer.namespace, informer.error) for informer in self._informers), table="sink"
         )
         if self._offset is None and any(informer.evidence is not None for informer in self._informers):
-            found.append(Trouble("clock", "the API server's answers have no Date, and no time can be written without"))
+            found.append(Trouble("clock", _NO_DATE))
         return [*found, *self._mirror.troubles()]
 
     # --- writing

@@ -16,7 +16,7 @@ from trio_federation_kubernetes.connection import Api
 from trio_federation_kubernetes.errors import ApiError, KubernetesError
 from trio_federation_kubernetes.informer import Informer
 from trio_federation_kubernetes.mapping import Mapper
-from trio_federation_kubernetes.opening import Opening, openapi_document
+from trio_federation_kubernetes.opening import FIRST_SCHEMA_PAUSE, LONGEST_SCHEMA_PAUSE, Opening, openapi_document
 from trio_federation_kubernetes.options import ConnectionOptions, CrdOptions
 from trio_federation_kubernetes.resources import Row
 from trio_federation_kubernetes.schema import check as check_schema
@@ -28,9 +28,6 @@ from trio_federation_kubernetes.troubles import trouble, troubles
 LARGEST_PUSH = 500
 #: Seconds for which a pool can be said to be saturated: what a record holds.
 LONGEST_SATURATION = 2.0**31 - 1
-#: Seconds before a schema is asked for again, where it was not good enough: at first, and at most.
-FIRST_SCHEMA_PAUSE = 2.0
-LONGEST_SCHEMA_PAUSE = 15.0
 #: In place of a moment, where nothing is to be told of a namespace.
 _UNKNOWN = float("-inf")
 
