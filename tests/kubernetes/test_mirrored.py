@@ -743,6 +743,37 @@ def test_an_entry_that_is_taken_and_changed_again_is_one_disturbance_too_many() 
     assert world.env.stopped == (world.now + LEAVE_ALONE, "rival")
 
 
+def test_who_has_an_entry_is_who_has_changed_it_again() -> None:
+    """Not whoever has written the list last."""
+    world = ready()
+    world.now += 100.0
+    world.force("east", 2)
+    world.want(record("east", 5, world.now), record("north", 6, world.now))
+    world.do()
+    world.now += 1.0
+    world.force("east", 3)
+    world.now += 1.0
+    world.server.merge(
+        {
+            "clusters": [
+                {**entry, "lastSnapshotTime": "2026-11-30T12:00:00Z"} if entry["clusterID"] == "west" else entry
+                for entry in world.server.clusters()
+            ]
+        }
+    )
+    world.list_anew()
+    assert world.env.stopped == (world.now + LEAVE_ALONE, "rival")
+
+
+def test_a_time_that_somebody_has_changed_is_put_right_with_the_ages() -> None:
+    world = ready()
+    found = world.server.clusters()
+    found[1]["lastSnapshotTime"] = "2026-11-30T12:00:00Z"
+    world.server.merge({"clusters": found}, "ops")
+    assert world.tell() == [Disturbance(("east",), "ops", False)]
+    assert world.plan() == Plan(0, world.now + REFRESH)
+
+
 def test_an_entry_that_was_never_ours_may_change_as_often_as_it_likes() -> None:
     world = World()
     world.want(record("east", 5), record("north"))
@@ -1086,6 +1117,37 @@ def test_an_agent_that_writes_notices_another_one_that_knows_more() -> None:
     assert world.env.others == {}
     assert world.do().shown.keys() == {"east"}
     assert world.shows().keys() == {"east"}
+
+
+def test_what_another_agent_has_left_there_is_taken_away() -> None:
+    world = ready("east")
+    world.want()
+    world.do()
+    world.now += 10.0
+    elsewhere(world, record("east", at=world.now))
+    world.tell()
+    world.remove("east")
+    world.tell()
+    plan = world.plan()
+    assert plan is not None
+    assert plan.weight == 1, "a summary is left"
+    world.do()
+    assert "federation" not in world.server.objects[KEY]["status"]
+
+
+def test_who_takes_away_what_another_agent_has_written_is_no_agent() -> None:
+    world = ready("east")
+    world.now += 10.0
+    elsewhere(world, record("east", 5, world.now))
+    assert [each.party for each in world.tell()] == [FIELD_MANAGER]
+    world.remove("east")
+    assert [each.party for each in world.tell()] == ["controller"]
+
+
+def test_who_takes_away_everything_is_no_agent() -> None:
+    world = ready("east")
+    world.server.merge({"clusters": [{"clusterID": "west", "isLocal": True}], "federation": None})
+    assert [each.party for each in world.tell()] == ["controller"]
 
 
 def test_nobody_else_is_taken_for_another_agent() -> None:
