@@ -17,10 +17,10 @@ from tests.kubernetes.test_source import SLACK, TTL, agent_of, idle_of, running,
 from trio_federation import SourceContext
 from trio_federation.testing import source_context
 from trio_federation_kubernetes.errors import KubernetesError
-from trio_federation_kubernetes.opening import DOCUMENT_DEADLINE
+from trio_federation_kubernetes.opening import DOCUMENT_DEADLINE, LONGEST_SCHEMA_PAUSE
 from trio_federation_kubernetes.options import CrdOptions
 from trio_federation_kubernetes.resources import Resource
-from trio_federation_kubernetes.source import LONGEST_SCHEMA_PAUSE, TableSource
+from trio_federation_kubernetes.source import TableSource
 
 pytestmark = pytest.mark.usefixtures("logs")
 
