@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import httpx
+import pytest
 import trio
 
-from tests.apiserver.cluster import ApiServer, ServiceAccount, Token
+from tests.apiserver.build import Programs
+from tests.apiserver.cluster import ApiServer, Rule, ServiceAccount, Token
 from tests.apiserver.following import do
 from tests.metrics.reading import Series, series_of
 from tests.process.running import PATIENCE, SCRAPE_INTERVAL, Program, start
@@ -103,6 +107,39 @@ def kubeconfig_of(server: ApiServer) -> Path:
 
 
 # What people do with kubectl.
+
+
+@contextmanager
+def two_clusters(
+    programs: Programs, folders: pytest.TempPathFactory, rights: Sequence[Rule]
+) -> Iterator[dict[str, ApiServer]]:
+    """Two clusters, "west" and "east", as docs/kubernetes.md leaves them, whose agents have these rights, at least."""
+    servers = {name: ApiServer(programs, folders.mktemp(name)) for name in ("west", "east")}
+
+    def set_up(server: ApiServer, overlay: str, name: str) -> None:
+        server.start()
+        apply(server, "namespace")
+        apply(server, "crd")
+        server.wait_for_crd("sandboxenvs.agents.navix.sh")
+        apply(server, f"overlays/{overlay}")
+        server.wait_until_allowed(account_of(server), rights, everywhere=True)
+        server.kubectl("create", "namespace", "team-a")
+        apply_samples(server, name)
+
+    with ExitStack() as both:
+        for server in servers.values():
+            both.callback(server.close)
+        with ThreadPoolExecutor() as threads:
+            # list() raises what has been raised.
+            list(threads.map(set_up, servers.values(), ("with-hub", "agent-only"), servers))
+        yield servers
+
+
+def apply_samples(server: ApiServer, name: str) -> None:
+    """The envs of config/kubernetes/samples, and what the controller of this cluster would say of them."""
+    apply(server, "samples")
+    options = ("--server-side", "--subresource=status", "--field-manager=sample")
+    server.kubectl("apply", *options, "-f", MANIFESTS / f"samples/status-{name}.yaml")
 
 
 def apply(server: ApiServer, folder: str, *options: str) -> None:

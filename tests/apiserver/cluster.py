@@ -701,6 +701,15 @@ def started(server: ApiServer) -> Iterator[ApiServer]:
         server.close()
 
 
+@contextmanager
+def audited(programs: Programs, folder: Path, policy: str) -> Iterator[ApiServer]:
+    """A server that notes in audit.log of its folder who does what, by this policy."""
+    (folder / "audit.yaml").write_text(policy)
+    arguments = ["--audit-policy-file=audit.yaml", "--audit-log-path=audit.log"]
+    with started(ApiServer(programs, folder, arguments=arguments)) as server:
+        yield server
+
+
 def looked(is_so: Callable[[], bool | None], within: float) -> bool:
     """Look again and again until `is_so`, or so many seconds have passed. Says whether it is so."""
     until = time.monotonic() + within

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from tests.apiserver.build import Programs
-from tests.apiserver.cluster import ApiServer, Rule, looked, started
+from tests.apiserver.cluster import ApiServer, Rule, audited, looked, started
 from tests.apiserver.following import (
     SANDBOXENVS,
     SANDBOXENVS_CRD,
@@ -53,10 +53,7 @@ rules:
 @pytest.fixture(scope="module")
 def server(apiserver_programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """The server of this module, with SandboxEnvs, and a log of who asks for them."""
-    folder = tmp_path_factory.mktemp("faulty-api-server")
-    (folder / "audit.yaml").write_text(AUDIT_POLICY)
-    arguments = ["--audit-policy-file=audit.yaml", "--audit-log-path=audit.log"]
-    with started(ApiServer(apiserver_programs, folder, arguments=arguments)) as server:
+    with audited(apiserver_programs, tmp_path_factory.mktemp("faulty-api-server"), AUDIT_POLICY) as server:
         server.create_crds([SANDBOXENVS_CRD])
         yield server
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import pytest
 import trio
 
 from tests.apiserver.agents import (
-    MANIFESTS,
     ONLY_PUSHED,
     SANDBOXENVS,
     SECRET,
@@ -29,6 +26,7 @@ from tests.apiserver.agents import (
     Json,
     account_of,
     apply,
+    apply_samples,
     ask,
     create,
     delete,
@@ -41,6 +39,7 @@ from tests.apiserver.agents import (
     series,
     source,
     token_of,
+    two_clusters,
 )
 from tests.apiserver.build import Programs
 from tests.apiserver.cluster import ApiServer, StartServer
@@ -65,32 +64,8 @@ SANDBOX_SETS = "sandboxsets.v1alpha1.agents.kruise.io"
 @pytest.fixture(scope="module")
 def clusters(apiserver_programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ApiServer]]:
     """Two clusters, "west" and "east", as docs/kubernetes.md leaves them."""
-    servers = {name: ApiServer(apiserver_programs, tmp_path_factory.mktemp(name)) for name in ("west", "east")}
-    with ExitStack() as both:
-        for server in servers.values():
-            both.callback(server.close)
-        with ThreadPoolExecutor() as threads:
-            # list() raises what has been raised.
-            list(threads.map(_set_up, servers.values(), ("with-hub", "agent-only"), servers))
+    with two_clusters(apiserver_programs, tmp_path_factory, READ_ENVS) as servers:
         yield servers
-
-
-def _set_up(server: ApiServer, overlay: str, name: str) -> None:
-    server.start()
-    apply(server, "namespace")
-    apply(server, "crd")
-    server.wait_for_crd(SANDBOXENVS_CRD)
-    apply(server, f"overlays/{overlay}")
-    server.wait_until_allowed(account_of(server), READ_ENVS, everywhere=True)
-    server.kubectl("create", "namespace", "team-a")
-    apply_samples(server, name)
-
-
-def apply_samples(server: ApiServer, name: str) -> None:
-    """The envs of config/kubernetes/samples, and what the controller of this cluster would say of them."""
-    apply(server, "samples")
-    options = ("--server-side", "--subresource=status", "--field-manager=sample")
-    server.kubectl("apply", *options, "-f", MANIFESTS / f"samples/status-{name}.yaml")
 
 
 @pytest.fixture

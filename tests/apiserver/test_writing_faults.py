@@ -20,7 +20,7 @@ import trio
 import yaml
 
 from tests.apiserver.build import Programs
-from tests.apiserver.cluster import ApiServer, Rule, ServerError, looked, started
+from tests.apiserver.cluster import ApiServer, Rule, ServerError, audited, looked
 from tests.apiserver.following import SANDBOXENVS, SANDBOXENVS_CRD, Asked, Json, do, kubeconfig_via, relayed
 from tests.apiserver.writing import (
     MANAGER,
@@ -61,10 +61,7 @@ STRIKES = 8
 @pytest.fixture(scope="module")
 def server(apiserver_programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """The server of this module, with SandboxEnvs, and a log of who does what."""
-    folder = tmp_path_factory.mktemp("written-api-server")
-    (folder / "audit.yaml").write_text(AUDIT_POLICY)
-    arguments = ["--audit-policy-file=audit.yaml", "--audit-log-path=audit.log"]
-    with started(ApiServer(apiserver_programs, folder, arguments=arguments)) as server:
+    with audited(apiserver_programs, tmp_path_factory.mktemp("written-api-server"), AUDIT_POLICY) as server:
         server.create_crds([SANDBOXENVS_CRD])
         yield server
 

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trio
 
 from tests.apiserver.agents import (
-    MANIFESTS,
     ONLY_PUSHED,
     SECRET,
     WATCHFUL,
     Asking,
     Json,
-    account_of,
-    apply,
     end,
     kubeconfig_of,
     run_agent,
     series,
     sink,
     source,
+    two_clusters,
 )
 from tests.apiserver.build import Programs
 from tests.apiserver.cluster import ApiServer
@@ -46,27 +42,8 @@ RIGHTS = [
 @pytest.fixture(scope="module")
 def clusters(apiserver_programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ApiServer]]:
     """Two clusters, "west" and "east", as docs/kubernetes.md leaves them."""
-    servers = {name: ApiServer(apiserver_programs, tmp_path_factory.mktemp(name)) for name in ("west", "east")}
-    with ExitStack() as both:
-        for server in servers.values():
-            both.callback(server.close)
-        with ThreadPoolExecutor() as threads:
-            # list() raises what has been raised.
-            list(threads.map(_set_up, servers.values(), ("with-hub", "agent-only"), servers))
+    with two_clusters(apiserver_programs, tmp_path_factory, RIGHTS) as servers:
         yield servers
-
-
-def _set_up(server: ApiServer, overlay: str, name: str) -> None:
-    server.start()
-    apply(server, "namespace")
-    apply(server, "crd")
-    server.wait_for_crd("sandboxenvs.agents.navix.sh")
-    apply(server, f"overlays/{overlay}")
-    server.wait_until_allowed(account_of(server), RIGHTS, everywhere=True)
-    server.kubectl("create", "namespace", "team-a")
-    apply(server, "samples")
-    options = ("--server-side", "--subresource=status", "--field-manager=sample")
-    server.kubectl("apply", *options, "-f", MANIFESTS / f"samples/status-{name}.yaml")
 
 
 def envs_of(server: ApiServer) -> Written:

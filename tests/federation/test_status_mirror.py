@@ -16,7 +16,8 @@ from trio.testing import MockClock
 
 from tests.federation.helpers import counted, lines
 from tests.kubernetes.fake_api import FakeConnection, FakeServer, env_body, pool
-from tests.kubernetes.mirroring import MANAGER, Sent, StatusServer, Writer, within
+from tests.kubernetes.mirroring import MANAGER, Sent, StatusServer, Writer
+from tests.kubernetes.waiting import within
 from tests.simulation import SimulatedCluster, Simulation, sampled, simulated_federation
 from trio_federation.retry import TAKEOVER
 from trio_federation.testing import sink_context, source_context

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.federation.test_status_mirror import ClusterServer, Mirrored
-from tests.kubernetes.mirroring import within
+from tests.kubernetes.waiting import within
 from tests.simulation import simulated_federation
 
 TTL = 30.0

@@ -371,12 +371,3 @@ def told(logs: Sequence[EventDict]) -> list[str]:
         and line["event"].startswith(("kubernetes_status_", "sink_"))
         and "for_seconds" not in line
     ]
-
-
-async def within(seconds: float, condition: Callable[[], bool], *, step: float = 0.1) -> float:
-    """Wait until it is so; returns after how many seconds it was."""
-    began = trio.current_time()
-    while not condition():
-        assert trio.current_time() - began <= seconds, f"not so after {seconds:g} s"
-        await trio.sleep(step)
-    return trio.current_time() - began

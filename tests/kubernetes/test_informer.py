@@ -16,6 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.kubernetes.fake_api import FakeServer, Request, Script, line
+from tests.kubernetes.waiting import within
 from tests.simulation import sampled
 from trio_federation.clock import trio_clock
 from trio_federation_kubernetes.decoding import Decoder
@@ -117,15 +118,6 @@ async def following(
         yield Subject(informer, copy, server)
         nursery.cancel_scope.cancel()
     assert server.watches == [], "left open"
-
-
-async def within(seconds: float, condition: Callable[[], bool], *, step: float = 0.1) -> float:
-    """Wait until it is so; returns after how many seconds it was."""
-    began = trio.current_time()
-    while not condition():
-        assert trio.current_time() - began <= seconds, f"not so after {seconds:g} s"
-        await trio.sleep(step)
-    return trio.current_time() - began
 
 
 # --- what an ordinary life looks like

@@ -38,8 +38,8 @@ from tests.kubernetes.mirroring import (
     mirroring,
     told,
     unix,
-    within,
 )
+from tests.kubernetes.waiting import within
 from tests.simulation import sampled
 from trio_federation import Capacity
 from trio_federation.testing import sink_context

@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.federation.helpers import counted
 from tests.kubernetes.fake_api import FakeServer, Script, env_body, line, pool
+from tests.kubernetes.waiting import within
 from tests.simulation import sampled, simulated_federation
 from trio_federation import Capacity, CapacitySource, Change, Identity, SourceContext, Withdrawal
 from trio_federation.agent import Agent
@@ -115,15 +116,6 @@ def troubles(agent: Agent) -> dict[str, float]:
         for reason in ("forbidden", "not_found", "unreachable", "schema", "contested", "answer", "unauthorized")
         if (value := counted(agent, "trio_federation_source_trouble", reason=reason))
     }
-
-
-async def within(seconds: float, condition: Callable[[], bool], *, step: float = 0.1) -> float:
-    """Wait until it is so; returns after how many seconds it was."""
-    began = trio.current_time()
-    while not condition():
-        assert trio.current_time() - began <= seconds, f"not so after {seconds:g} s"
-        await trio.sleep(step)
-    return trio.current_time() - began
 
 
 EVERYTHING = {"a/p1": 1, "a/p2": 10, "b/p1": 2, "b/p2": 20, "c/p1": 3, "c/p2": 30}

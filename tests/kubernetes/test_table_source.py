@@ -13,7 +13,8 @@ from structlog.typing import EventDict
 from trio.testing import MockClock
 
 from tests.kubernetes.fake_api import FakeServer
-from tests.kubernetes.test_source import SLACK, TTL, agent_of, idle_of, running, shown, told, troubles, within
+from tests.kubernetes.test_source import SLACK, TTL, agent_of, idle_of, running, shown, told, troubles
+from tests.kubernetes.waiting import within
 from trio_federation import SourceContext
 from trio_federation.testing import source_context
 from trio_federation_kubernetes.errors import KubernetesError

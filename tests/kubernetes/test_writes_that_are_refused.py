@@ -11,7 +11,8 @@ from structlog.typing import EventDict
 from trio.testing import MockClock
 
 from tests.kubernetes.fake_api import Fault, Request, pool, refusal
-from tests.kubernetes.mirroring import SOON, StatusServer, has, mirroring, told, within
+from tests.kubernetes.mirroring import SOON, StatusServer, has, mirroring, told
+from tests.kubernetes.waiting import within
 from trio_federation_kubernetes.mirrored import LEAVE_ALONE
 from trio_federation_kubernetes.sandboxenv import SANDBOXENVS
 
