@@ -174,7 +174,7 @@ class World:
             return
         try:
             answer = self.does(write)
-        except ApiError as refusal:
+        except KubernetesError as refusal:
             self.mirror.failed(write, refusal, self.now)
             return
         self.mirror.written(write, answer, self.now)
@@ -480,6 +480,18 @@ def test_nothing_is_written_before_it_is_known_that_it_may_be() -> None:
     assert len(world.run(1.0)) == 1
 
 
+def test_what_waits_is_not_written_by_an_agent_that_stands_by() -> None:
+    number = 2 * STEP + 100
+    world = World(rate=1e9)
+    world.envs(*keys(number))
+    world.want(*(record("east", key=key) for key in keys(number)))
+    world.mirror.stand(False, world.now)
+    assert world.step() == []
+    world.mirror.stand(True, world.now)
+    world.mirror.allow(None, world.now)
+    assert world.step() == []
+
+
 def test_only_the_reporter_writes_and_nobody_knowing_changes_nothing() -> None:
     world = World(ready=False)
     assert not world.mirror.acting
@@ -628,9 +640,11 @@ def test_the_first_pause_is_short_however_many_writes_fail_at_once() -> None:
     world.fails = lambda write: UnreachableError("down")
     world.want(*(record("east", 5, world.now, key=key) for key in keys(20)))
     world.run(5.0)
-    again = next(moment for moment, _ in world.begun[IN_FLIGHT:])
-    assert again - start <= 0.2 + FIRST_PAUSE
-    assert len(world.flying) <= 1
+    tries = [moment for moment, _ in world.begun[IN_FLIGHT:]]
+    assert tries[0] - start <= 0.2 + FIRST_PAUSE
+    world.run(60.0)
+    tries = [moment for moment, _ in world.begun[IN_FLIGHT:]]
+    assert all(later - earlier > world.latency for earlier, later in pairwise(tries)), "one at a time"
 
 
 def test_a_server_that_fails_is_a_trouble_all_the_while() -> None:
@@ -673,6 +687,18 @@ def test_a_server_that_asks_for_patience_gets_it(asked: float, pause: float) -> 
     world.run(100.0)
     assert world.begun[0][0] == pytest.approx(start + pause)
     assert len(world.begun) == 20
+
+
+def test_nothing_that_was_under_way_shortens_the_time_that_was_asked_for() -> None:
+    world = fleet(20, rate=1000.0, latency=0.1)
+    world.now += 100.0
+    start = world.now
+    answers = [error(429, retry_after=20.0), UnreachableError("reset"), error(429), error(503)]
+    world.fails = lambda write: answers.pop(0) if answers else None
+    world.want(*(record("east", 5, world.now, key=key) for key in keys(20)))
+    world.run(60.0)
+    tries = [moment for moment, _ in world.begun[IN_FLIGHT:]]
+    assert tries[0] >= start + 20.0
 
 
 def test_a_namespace_that_gives_no_right_waits_alone() -> None:
@@ -764,6 +790,42 @@ def test_an_env_that_cannot_be_written_costs_the_others_nothing(failure: ApiErro
     assert world.mirror.troubles() == []
 
 
+def test_a_server_that_refuses_does_work() -> None:
+    for failure in (error(403), error(404), error(409), error(422)):
+        world = fleet(5)
+        world.fails = lambda write: UnreachableError("down")
+        world.change(record("east", 5, world.now, key=keys(5)[0]))
+        world.run(10.0)
+        assert world.reasons() == ["unreachable"]
+        world.fails = lambda write, failure=failure: failure  # type: ignore[misc]
+        world.run(LONGEST_PAUSE)
+        assert "unreachable" not in world.reasons()
+
+
+def test_a_server_that_fails_on_every_env_is_left_in_peace() -> None:
+    world = fleet(20, rate=100.0, latency=0.1)
+    world.fails = lambda write: error(500)
+    world.want(*(record("east", 5, world.now, key=key) for key in keys(20)))
+    world.run(300.0)
+    assert len(world.begun) <= 40
+    assert world.reasons()[0] == "server"
+    world.fails = lambda write: None
+    world.run(LONGEST_PAUSE + 10.0)
+    assert world.mirror.troubles() == []
+
+
+def test_a_few_envs_on_which_the_server_fails_say_nothing_of_the_server() -> None:
+    """However often they do, while nothing else is to be written."""
+    world = fleet(20, latency=0.1)
+    bad = keys(20)[:3]
+    world.fails = lambda write: error(500) if write.key in bad else None
+    world.change(*(record("east", 5, world.now, key=key) for key in bad))
+    world.run(300.0)
+    assert world.reasons() == ["refused"]
+    world.change(record("east", 5, world.now, key=keys(20)[9]))
+    assert keys(20)[9] in {write.key for _, write in world.run(0.2)}
+
+
 def test_a_refusal_of_the_values_says_that_the_schema_may_have_changed() -> None:
     for failure, doubtful in (
         (error(422), True),
@@ -795,6 +857,36 @@ def test_a_status_that_is_refused_is_not_left_to_get_old() -> None:
     world.run(3600.0)
     assert not world.begun[-1][1].shown or world.begun[-1][0] > world.now - LONGEST_REFUSAL_PAUSE
     assert len(world.begun) <= 20
+
+
+def test_what_is_written_is_no_trouble_although_it_is_old_already() -> None:
+    for failure in (error(422), error(500)):
+        world = fleet(1, latency=1.0)
+        (key,) = keys(1)
+        world.fails = lambda write, failure=failure: failure if write.shown else None  # type: ignore[misc]
+        world.change(record("east", 5, key=key))
+        world.run(1000.0)
+        assert world.reasons() == ["refused"]
+        world.fails = lambda write: None
+        while not world.flying or not world.flying[0][1].shown:
+            world.run(0.5)
+        world.change(record("east", 5, world.now, key=key))
+        world.run(1.5)
+        assert world.reasons() == []
+
+
+def test_a_refusal_after_a_success_is_a_first_one() -> None:
+    world = fleet(1)
+    (key,) = keys(1)
+    for idle in (5, 6):
+        world.fails = lambda write: error(422) if write.shown else None
+        world.change(record("east", idle, world.now, key=key))
+        begun = world.run(FIRST_REFUSAL_PAUSE + 1.0)
+        assert [bool(write.shown) for _, write in begun] == [True, True]
+        assert begun[1][0] - begun[0][0] == pytest.approx(FIRST_REFUSAL_PAUSE)
+        world.fails = lambda write: None
+        world.run(LONGEST_REFUSAL_PAUSE)
+        assert world.reasons() == []
 
 
 def test_what_was_refused_is_tried_again_by_itself() -> None:
@@ -930,6 +1022,42 @@ def test_an_entry_of_somebody_else_is_named_and_the_rest_goes_on() -> None:
     assert world.run(LEAVE_ALONE / 2) == []
 
 
+def test_an_entry_of_somebody_else_is_tried_again_in_time_whatever_else_there_is() -> None:
+    world, server = contested(1)
+    (key,) = keys(1)
+    found = server.clusters(key)
+    next(entry for entry in found if entry["clusterID"] == "east")["observedMembers"][0]["idleCount"] = 88
+    server.merge({"clusters": found}, "ops", key=key)
+    world.change(record("east", 7, world.now, key=key))
+    refused = world.run(1.0)[0][0]
+    for moment in (refused + LEAVE_ALONE - 20.0, refused + LEAVE_ALONE - 10.0):
+        world.run(moment - world.now)
+        world.change(record("north", 1, world.now, key=key))
+    assert world.run(20.0)[-1][0] == pytest.approx(refused + LEAVE_ALONE)
+    assert server.has_ours(key) == {"east", "north"}
+
+
+def test_a_write_without_an_answer_is_no_disturbance() -> None:
+    for failure in (UnreachableError("down"), error(504), error(500)):
+        world, server = contested(1)
+        (key,) = keys(1)
+
+        def lost(write: Write, server: Server = server, failure: KubernetesError = failure) -> Env:
+            server.write(write)
+            raise failure
+
+        for idle in range(5, 9):
+            world.does = lost
+            world.change(record("east", idle, world.now, key=key))
+            world.run(0.5)
+            world.mirror.observe(key, server.seen(key), world.now)
+            world.does = server.write
+            world.run(40.0)
+        world.mirror.stand(True, world.now)
+        assert world.events("kubernetes_status_disturbed", "kubernetes_status_stopped") == []
+        assert world.mirror.troubles() == []
+
+
 def test_a_conflict_about_the_list_as_a_whole_is_a_matter_of_the_schema() -> None:
     world = fleet(1)
     (key,) = keys(1)
@@ -1015,6 +1143,17 @@ def test_while_nothing_can_be_written_what_is_kept_is_bounded() -> None:
     assert max(kept(world.mirror).values()) <= 64 + 2 * 20 + 1
 
 
+def test_a_view_that_comes_and_goes_while_its_env_waits_takes_no_more_room() -> None:
+    world = fleet(5)
+    world.fails = lambda write: error(422)
+    world.change(*(record("east", 5, key=key) for key in keys(5)))
+    world.run(1.0)
+    for idle in range(500):
+        world.change(*(record("east", 1 + idle % 2, key=key) for key in keys(5)))
+        world.step()
+    assert max(kept(world.mirror).values()) <= 64 + 2 * 5 + 10
+
+
 def test_an_env_that_was_chosen_no_more_is_let_go_of() -> None:
     """Where envs are chosen by labels, one that goes out of sight may still be there."""
     world = World(selective=True, echo=False)
@@ -1033,6 +1172,15 @@ def test_an_env_that_was_chosen_no_more_is_let_go_of() -> None:
     assert kept(world.mirror) == {}
 
 
+def test_an_env_that_is_seen_again_is_shown() -> None:
+    world = fleet(1, selective=True)
+    (key,) = keys(1)
+    world.mirror.observe(key, None, world.now)
+    world.envs(key)
+    world.run(10.0)
+    assert [bool(write.shown) for _, write in world.begun] == [True]
+
+
 def test_an_agent_that_stands_by_lets_go_of_nothing_and_keeps_nothing() -> None:
     world = World(selective=True)
     (key,) = keys(1)
@@ -1047,6 +1195,29 @@ def test_an_agent_that_stands_by_lets_go_of_nothing_and_keeps_nothing() -> None:
 
 
 # --- what comes in steps
+
+
+def test_all_of_many_envs_are_looked_at_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an agent begins to write."""
+    number = 3 * STEP
+    world = World(ready=False)
+    world.envs(*keys(number))
+    world.mirror.allow(ALL_FIELDS, 0.0)
+    world.step()
+    calls: list[object] = []
+    whole = MirroredEnv.plan
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(MirroredEnv, "plan", counted)
+    world.mirror.stand(True, 0.0)
+    while world.mirror.wake_at(0.0) <= 0.0:
+        before = len(calls)
+        world.step()
+        assert 0 < len(calls) - before <= STEP
+    assert len(calls) == number
 
 
 def test_many_records_and_envs_are_taken_in_steps() -> None:
@@ -1138,4 +1309,4 @@ def test_every_party_has_a_trouble_of_its_own() -> None:
         server.merge({"clusters": found}, "ops", key=two)
         world.mirror.observe(two, server.seen(two), world.now)
         world.run(6.0)
-    assert {trouble.party for trouble in world.mirror.troubles()} == {"controller", "ops"}
+    assert [trouble.party for trouble in world.mirror.troubles()] == ["controller", "ops"]

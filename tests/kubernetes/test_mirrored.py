@@ -743,6 +743,36 @@ def test_an_entry_that_is_taken_and_changed_again_is_one_disturbance_too_many() 
     assert world.env.stopped == (world.now + LEAVE_ALONE, "rival")
 
 
+def test_an_entry_that_was_taken_a_while_ago_may_change() -> None:
+    world = ready()
+    world.now += 100.0
+    world.force("east", 2)
+    world.want(record("east", 5, world.now), record("north", 6, world.now))
+    world.do()
+    world.do()
+    world.now += DISTURBANCE_WINDOW
+    for idle in range(10, 15):
+        world.force("east", idle)
+        world.now += 1.0
+        assert world.tell() == []
+    assert len(world.disturbances) == 1
+
+
+@pytest.mark.parametrize("seen", ["before", "after"])
+def test_that_an_entry_was_taken_is_told_once_however_often_it_is_seen(seen: str) -> None:
+    world = ready()
+    world.now += 100.0
+    world.rewrite("east")
+    if seen == "before":
+        world.tell()
+    world.want(record("east", 5, world.now), record("north", 6, world.now))
+    world.do()
+    for idle in range(3):
+        world.server.merge({"idleReplicas": idle})
+        world.tell()
+    assert len(world.disturbances) == 1
+
+
 def test_who_has_an_entry_is_who_has_changed_it_again() -> None:
     """Not whoever has written the list last."""
     world = ready()
@@ -1067,8 +1097,10 @@ def test_an_agent_that_stands_by_takes_what_is_there_as_it_is() -> None:
     world.now += 1.0
     elsewhere(world, record("east", 5, world.now), record("north", at=world.now))
     assert [each.party for each in world.tell()] == [FIELD_MANAGER]
-    world.remove("east")
+    world.server.merge({"clusters": [{"clusterID": "west", "isLocal": True}], "federation": None})
     assert world.tell() == [], "that was not an agent"
+    elsewhere(world, record("north", at=world.now))
+    world.tell()
     world.want(record("north", at=world.now))
     assert world.plan() == Plan(0, world.now + REFRESH)
     world.acting = True

@@ -106,8 +106,8 @@ class Mirror:
         self._refused: dict[Key, KubernetesError] = {}
         self._server: _Pause | None = None
         self._forbidden: dict[str, _Pause] = {}
-        #: how often in a row it has failed on an env with a fault of its own
-        self._faults = 0
+        #: some of the envs on which alone it has failed, since a write was answered in any other way
+        self._faulty: set[Key] = set()
         self._in_flight = 0
         self._next_write = -math.inf
         #: whether this agent writes, what it was told last about that, and since when it has not heard of others
@@ -359,7 +359,7 @@ class Mirror:
     def written(self, write: Write, answer: Env, now: float) -> None:
         """A write was done, and this is the object now."""
         self._in_flight -= 1
-        self._faults = 0
+        self._faulty.clear()
         self._works()
         env = self._envs[write.key]
         self._forgive(write.key[0], now)
@@ -378,8 +378,11 @@ class Mirror:
         unsure = not misfit and (code == 0 or code >= 500)
         self._take(env, env.failed(write, now, unsure=unsure, acting=self._acting), now)
         own_fault = code == 500 and not misfit
-        self._faults = self._faults + 1 if own_fault else 0
-        if code in _OF_THE_SERVER or self._faults >= FAULTS_OF_THE_SERVER:
+        if not own_fault:
+            self._faulty.clear()
+        elif len(self._faulty) < FAULTS_OF_THE_SERVER:
+            self._faulty.add(write.key)
+        if code in _OF_THE_SERVER or len(self._faulty) >= FAULTS_OF_THE_SERVER:
             self._blame_server(write, error, now)
             env.retry_at = now + self._pause(env.failures)
             self._settle(env, now)
