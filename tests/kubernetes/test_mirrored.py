@@ -17,9 +17,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from tests.kubernetes.statuses import CLUSTERS, KEY, Server, record
 from trio_federation import Capacity
+from trio_federation_kubernetes.decoding import Misfit
 from trio_federation_kubernetes.errors import ApiError
 from trio_federation_kubernetes.mirrored import (
     DISTURBANCE_WINDOW,
@@ -31,7 +33,7 @@ from trio_federation_kubernetes.mirrored import (
     Write,
 )
 from trio_federation_kubernetes.ownership import FIELD_MANAGER, Conflict, Owners, conflicts
-from trio_federation_kubernetes.segments import Env, content, entries, segments
+from trio_federation_kubernetes.segments import Env, Member, content, entries, segments
 
 REFRESH = 60.0
 INTERVAL = 5.0
@@ -1190,3 +1192,22 @@ def test_nobody_else_is_taken_for_another_agent() -> None:
     world.now += 100.0
     world.remove("north", manager="controller")
     assert [each.party for each in world.tell()] == ["ops"], "who owns the list, with the newest time"
+
+
+@pytest.mark.parametrize("members", [Misfit("7"), [Misfit("null")], [Member(name=Misfit("[]"))]])  # type: ignore[arg-type]
+def test_pools_that_cannot_be_read_are_a_change_like_any_other(members: Any) -> None:
+    """Of an entry that is ours alone, as no definition with keys lets it become."""
+    world = World()
+    world.want(record("east", 3))
+    world.do()
+    seen = world.server.seen()
+    assert seen is not None
+    assert seen.status is not None
+    odd = [
+        replace(entry, observed_members=members) if entry.cluster_id == "east" else entry
+        for entry in seen.status.clusters or ()
+    ]
+    metadata = replace(seen.metadata, resourceVersion=str(int(seen.metadata.resourceVersion) + 1))
+    before = len(world.disturbances)
+    world.see(replace(seen, metadata=metadata, status=replace(seen.status, clusters=odd)))
+    assert [each.clusters for each in world.disturbances[before:]] == [("east",)]

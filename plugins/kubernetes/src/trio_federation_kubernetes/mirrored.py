@@ -26,6 +26,8 @@ from trio_federation_kubernetes.segments import (
     empty_segment,
     entries,
     has_summary,
+    items_of,
+    name_of,
     segments,
     told,
 )
@@ -489,17 +491,12 @@ def _adds(before: Entry, after: Entry) -> bool:
     """Whether an entry holds anything that it did not: to take something away needs no ownership, to write does."""
     if after.last_snapshot_time not in (None, before.last_snapshot_time):
         return True
-    held = {_name_of(member): member for member in before.observed_members or ()}
+    held = {name_of(member): member for member in items_of(before.observed_members)}
     return any(
-        getattr(member, field, None) not in (None, getattr(held.get(_name_of(member)), field, None))
-        for member in after.observed_members or ()
+        getattr(member, field, None) not in (None, getattr(held.get(name_of(member)), field, None))
+        for member in items_of(after.observed_members)
         for field in Member.__struct_fields__
     )
-
-
-def _name_of(member: object) -> object:
-    name = getattr(member, "name", None)
-    return name if isinstance(name, str) else None
 
 
 def _applied_at(seen: Env) -> object:

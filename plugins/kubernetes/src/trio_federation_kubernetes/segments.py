@@ -290,13 +290,13 @@ def content(entry: Entry) -> Entry:
                 else member
                 for member in members
             ),
-            key=_name,
+            key=name_of,
         )
     return replace(
         entry,
         last_snapshot_time=None if entry.last_snapshot_time is None else _SOME_MOMENT,
         observed_members=members or None,
-        scaling_groups=sorted(groups, key=_name) or None
+        scaling_groups=sorted(groups, key=name_of) or None
         if isinstance(groups := entry.scaling_groups, list)
         else groups,
     )
@@ -308,7 +308,7 @@ def told(entry: Entry) -> Entry:
     means the same as absent; they mean nothing by it."""
     members = entry.observed_members
     if isinstance(members, list):
-        members = sorted((_told(member) if isinstance(member, Member) else member for member in members), key=_name)
+        members = sorted((_told(member) if isinstance(member, Member) else member for member in members), key=name_of)
     return replace(
         entry,
         is_local=entry.is_local or None,
@@ -333,7 +333,8 @@ def _told(member: Member) -> Member:
     )
 
 
-def _name(item: object) -> str:
+def name_of(item: object) -> str:
+    """The name of an item of a list, or "" where none can be read."""
     name = getattr(item, "name", None)
     return name if isinstance(name, str) else ""
 
@@ -367,13 +368,14 @@ def _entry_difference(one: Entry, other: Entry | None) -> int:
 def _pools(entry: Entry | None) -> dict[str, Member | GroupSums]:
     if entry is None:
         return {}
-    items = (*_items(entry.observed_members), *_items(entry.scaling_groups))
+    items = (*items_of(entry.observed_members), *items_of(entry.scaling_groups))
     if not items:  # all that is known are sums of the whole env
         items = (GroupSums("", entry.idle_replicas, entry.running_replicas, entry.desired_replicas),)
-    return {f"{type(item).__name__} {_name(item)}": item for item in items if isinstance(item, Member | GroupSums)}
+    return {f"{type(item).__name__} {name_of(item)}": item for item in items if isinstance(item, Member | GroupSums)}
 
 
-def _items(value: object) -> Sequence[Any]:
+def items_of(value: object) -> Sequence[Any]:
+    """The items of what should be a list, whatever it is."""
     return value if isinstance(value, list) else ()
 
 

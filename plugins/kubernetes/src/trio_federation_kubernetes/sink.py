@@ -106,7 +106,6 @@ class KubernetesStatusSink(CapacitySink):
             nursery.start_soon(self._watch_schema, connection)
             task_status.started()
             await self._keep_writing(connection, nursery)
-        raise AssertionError("writing has ended")
 
     async def update(self, snapshot: Sequence[Capacity]) -> None:
         """Every fresh record, of all clusters. What is to be written of it is written later, by and by."""
