@@ -71,7 +71,8 @@ class Agent:
     `credential`: what proves the cluster to a hub; None where a client certificate does.
     `clock`: seconds; by default that of the Trio loop in which the agent is made. `generator`: for ids and jitter.
     `standing`: kept by the agent, for its sinks to ask whether it is the one that reports for its cluster; it is made
-    outside where they are, and must be no other agent's."""
+    outside where they are, and must be no other agent's. `applied`: told of every batch of changes that the registry has
+    taken in; for simulations."""
 
     def __init__(
         self,
@@ -88,9 +89,11 @@ class Agent:
         generator: random.Random | None = None,
         metrics: FederationMetrics | None = None,
         standing: Standing | None = None,
+        applied: Callable[[Sequence[Change]], None] | None = None,
     ) -> None:
         self.cluster_id = cluster_id
         self.settings = settings
+        self._applied = applied
         #: what the hubs say of its reports
         self.standing = standing if standing is not None else Standing()
         self.metrics = metrics if metrics is not None else FederationMetrics()
@@ -360,13 +363,18 @@ class Agent:
         if update.refused:
             self._refused(f"source:{source}", update.refused)
         self.source_accounts[source].records = self._truth.count(source)
-        self.registry.apply(update.samples)
+        self._apply(update.samples)
         for link in self.links:
             link.reporter.offer(update.news)
 
     async def _feed_registry(self) -> None:
         async for changes in self._at_registry:
-            self.registry.apply(changes)
+            self._apply(changes)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        self.registry.apply(changes)
+        if self._applied is not None:
+            self._applied(changes)
 
     def _refused(self, origin: str, faults: Sequence[Fault]) -> None:
         """Count what was dropped, and tell once for each origin and reason."""

@@ -1,19 +1,43 @@
 """An in-memory link: two Trio streams that carry bytes to each other without a socket, for tests on virtual time and
 for a hub and an agent in one process. Buffers are bounded, like a socket's, so that a reader that stalls makes the
-writer wait. The link can be cut, and either direction held, by whoever owns it."""
+writer wait. Whoever owns the link can cut it, hold either direction, and have bytes take time on their way."""
 
 from __future__ import annotations
 
+import math
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
 import trio
+
+#: Draws how many seconds the bytes of one write are on their way.
+Transit = Callable[[], float]
+
+
+class Carried(NamedTuple):
+    """What has been written into one direction of a link since it was made."""
+
+    #: how many bytes
+    size: int
+    #: the CRC-32 of all of them, in their order
+    checksum: int
 
 
 class _Pipe:
-    """Bytes one way. `held`: what is written stays in the pipe; the reader waits."""
+    """Bytes one way. `held`: what is written stays in the pipe; the reader waits. `transit`: how long it is on its way;
+    None: it is there at once."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.held = False
+        self.transit: Transit | None = None
+        self.carried = Carried(0, 0)
         self._bytes = bytearray()
+        #: the latest of the bytes that are still on their way: when they arrive, and how many they are
+        self._travelling: deque[tuple[float, int]] = deque()
+        self._arrives_last = -math.inf
         self._ended = False
         self._broken = False
         self._reader_gone = False
@@ -34,12 +58,15 @@ class _Pipe:
 
     def close_reader(self) -> None:
         self._reader_gone = True
-        self._bytes.clear()
-        self._wake()
+        self._drop()
 
     def break_off(self) -> None:
         self._broken = True
+        self._drop()
+
+    def _drop(self) -> None:
         self._bytes.clear()
+        self._travelling.clear()
         self._wake()
 
     def hold(self, held: bool) -> None:
@@ -63,11 +90,30 @@ class _Pipe:
                 raise trio.BrokenResourceError("the link is cut")
             room = self.capacity - len(self._bytes)
             if room > 0 and view:
-                self._bytes += view[:room]
+                self._put(view[:room])
                 view = view[room:]
                 self._wake()
             if not view:
                 return
+            await self._changed.wait()
+
+    def _put(self, piece: memoryview) -> None:
+        self._bytes += piece
+        self.carried = Carried(self.carried.size + len(piece), zlib.crc32(piece, self.carried.checksum))
+        if self.transit is not None or self._travelling:
+            # Nothing overtakes what was written before it.
+            seconds = self.transit() if self.transit is not None else 0.0
+            self._arrives_last = max(self._arrives_last, trio.current_time() + seconds)
+            self._travelling.append((self._arrives_last, len(piece)))
+
+    def _arrived(self) -> int:
+        """How many bytes have arrived."""
+        while self._travelling and self._travelling[0][0] <= trio.current_time():
+            self._travelling.popleft()
+        return len(self._bytes) - sum(size for _, size in self._travelling)
+
+    async def _wait_for_change(self) -> None:
+        with trio.move_on_at(self._travelling[0][0] if self._travelling and not self.held else math.inf):
             await self._changed.wait()
 
     async def read(self, most: int | None) -> bytes:
@@ -76,14 +122,14 @@ class _Pipe:
                 raise trio.ClosedResourceError("this end was closed")
             if self._broken:
                 raise trio.BrokenResourceError("the link is cut")
-            if self._bytes and not self.held:
-                data = bytes(self._bytes[:most])
+            if self._bytes and not self.held and (arrived := self._arrived()):
+                data = bytes(self._bytes[: arrived if most is None else min(arrived, most)])
                 del self._bytes[: len(data)]
                 self._wake()
                 return data
             if self._ended and not self._bytes and not self.held:
                 return b""
-            await self._changed.wait()
+            await self._wait_for_change()
 
 
 class _End(trio.abc.HalfCloseableStream):
@@ -170,3 +216,18 @@ class MemoryLink:
         the pipe is full."""
         self._to_server.hold(to_server)
         self._to_client.hold(to_client)
+
+    def slow(self, transit: Transit | None) -> None:
+        """Have what is written from now on take time on its way, in both directions; None: no longer. What was written
+        before arrives before it."""
+        self._to_server.transit = self._to_client.transit = transit
+
+    @property
+    def to_server(self) -> Carried:
+        """What the client has written."""
+        return self._to_server.carried
+
+    @property
+    def to_client(self) -> Carried:
+        """What the server has written."""
+        return self._to_client.carried

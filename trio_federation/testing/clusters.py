@@ -1,0 +1,310 @@
+"""The clusters of a simulated federation: each with its sources, a real agent that can be started, stopped, killed and
+suspended, and a clock of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+import trio
+
+from trio_federation.agent import Agent
+from trio_federation.capacity import Capacity, Change
+from trio_federation.clock import Clock, trio_clock
+from trio_federation.errors import Unavailable
+from trio_federation.hookspecs import (
+    CapacityFilter,
+    CapacitySink,
+    CapacitySource,
+    FilterContext,
+    SinkContext,
+    SourceContext,
+)
+from trio_federation.registry import Registry
+from trio_federation.router import Router
+from trio_federation.standing import Standing
+from trio_federation.testing.contexts import filter_context, sink_context, source_context
+from trio_federation.testing.network import Route
+from trio_federation.testing.scripted import ScriptedSource, SourceFaults, SourceGate
+
+if TYPE_CHECKING:
+    from trio_federation.testing.simulation import Simulation
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+#: the shared secret of every simulated federation; no log may ever show it
+SECRET = "simulated-secret-4711"  # noqa: S105
+
+
+def always(plugin: T) -> Callable[[], T]:
+    """What "makes" a plugin that the test holds on to: the same one every time."""
+    return lambda: plugin
+
+
+class AgentProcess:
+    """One start of one cluster's agent."""
+
+    def __init__(self, cluster: SimulatedCluster, generator: random.Random) -> None:
+        self.cluster = cluster
+        self.agent = Agent(
+            cluster.cluster_id,
+            cluster.simulation.settings,
+            sources={name: self._gated(name, make) for name, make in cluster.source_makers().items()},
+            sinks=cluster.sink_makers(),
+            filters=cluster.filter_makers(),
+            hubs={name: self._unless_dead(route.dialer(self)) for name, route in cluster.routes.items()},
+            credential=cluster.credential,
+            clock=cluster.clock,
+            generator=generator,
+            standing=cluster.standing,
+            applied=partial(cluster.simulation.applied, cluster, self),
+        )
+        #: set when it has ended
+        self.ended = trio.Event()
+        self._dead = False
+        self._scope = trio.CancelScope()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Run the agent to its end."""
+        try:
+            # Inherited by every task below: whose line it is, in logs of many nodes.
+            with structlog.contextvars.bound_contextvars(node=self.cluster.name), self._scope:
+                await self.agent.run(task_status=task_status)
+        finally:
+            self.ended.set()
+
+    async def stop(self) -> None:
+        """A clean stop; returns when the agent has ended."""
+        self._scope.cancel()
+        await self.ended.wait()
+
+    async def kill(self) -> None:
+        """It dies without a word; its connections break."""
+        self._dead = True
+        for route in self.cluster.routes.values():
+            route.cut(self)
+        await self.stop()
+
+    def _gated(self, name: str, make: Callable[[], CapacitySource]) -> Callable[[], CapacitySource]:
+        cluster = self.cluster
+        said = partial(cluster.simulation.said, cluster, name)
+        return lambda: SourceGate(make(), cluster.source_faults, said)
+
+    def _unless_dead(self, dial: Callable[[], Awaitable[trio.abc.Stream]]) -> Callable[[], Awaitable[trio.abc.Stream]]:
+        async def dial_unless_dead() -> trio.abc.Stream:
+            if self._dead:
+                raise Unavailable("the machine is off (simulated)")
+            return await dial()
+
+        return dial_unless_dead
+
+
+class SimulatedCluster:
+    """One cluster: its sources, its agent, and its routes to the hubs.
+
+    `name`: what the test calls it. `cluster_id`: what it calls itself, mostly the same."""
+
+    def __init__(self, name: str, cluster_id: str, simulation: Simulation) -> None:
+        self.name = name
+        self.cluster_id = cluster_id
+        self.simulation = simulation
+        self.note = simulation.log.of(name)
+        self.source = ScriptedSource()
+        #: what is done to every source of this cluster
+        self.source_faults = SourceFaults()
+        #: taken in at the next start, by name
+        self.more_sources: dict[str, CapacitySource] = {}
+        self.sinks: dict[str, CapacitySink] = {}
+        self.filters: dict[str, CapacityFilter] = {}
+        self._made_sources: dict[str, Callable[[SourceContext], CapacitySource]] = {}
+        self._made_sinks: dict[str, Callable[[SinkContext], CapacitySink]] = {}
+        self._made_filters: dict[str, Callable[[FilterContext], CapacityFilter]] = {}
+        #: by the hub's name
+        self.routes = {
+            hub.name: Route(
+                name,
+                hub,
+                simulation.generator("network", name, hub.name),
+                partial(simulation.log.note, f"{name}~{hub.name}"),
+            )
+            for hub in simulation.every_hub()
+        }
+        self.credential: str | None = SECRET
+        #: what the hubs say of the reports of the agent that was started last
+        self.standing = Standing()
+        #: seconds by which this cluster's clock is ahead of everybody else's
+        self.clock_offset = 0.0
+        #: Trio's time at which something was done to it last: a start, a stop, a fault of its sources or its clock
+        self.touched_at = -float("inf")
+        self._base = trio_clock()
+        self._starts = 0
+        self._process: AgentProcess | None = None
+
+    # What it is.
+
+    @property
+    def process(self) -> AgentProcess:
+        """The process that was started last."""
+        assert self._process is not None, f"no agent of {self.name} was started yet; await its start()"
+        return self._process
+
+    @property
+    def agent(self) -> Agent:
+        """The agent that was started last."""
+        return self.process.agent
+
+    @property
+    def registry(self) -> Registry:
+        """That agent's registry."""
+        return self.agent.registry
+
+    @property
+    def router(self) -> Router:
+        """That agent's router."""
+        return self.agent.router
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the agent that was started last runs."""
+        return self._process is not None and not self._process.ended.is_set()
+
+    @property
+    def clock(self) -> Clock:
+        """This cluster's own clock."""
+        return self._now
+
+    def _now(self) -> float:
+        return self._base() + self.clock_offset
+
+    def is_reporter(self) -> bool | None:
+        """Whether the agent that was started last is the one that reports, for the contexts of its sinks."""
+        return self.standing.is_reporter()
+
+    # What its agent is made of, from the next start on.
+
+    def use_source(self, name: str, make: Callable[[SourceContext], CapacitySource]) -> None:
+        """Add a source of yours. It is made when the agent starts, with a context on this cluster's clock, and anew
+        after it has failed. The scripted one, `source`, stays beside it, and says nothing unless it is told to."""
+        self._made_sources[name] = make
+
+    def use_sink(self, name: str, make: Callable[[SinkContext], CapacitySink]) -> None:
+        """Add a sink of yours, like `use_source`."""
+        self._made_sinks[name] = make
+
+    def use_filter(self, name: str, make: Callable[[FilterContext], CapacityFilter]) -> None:
+        """Add a filter of yours, like `use_source`."""
+        self._made_filters[name] = make
+
+    def source_makers(self) -> dict[str, Callable[[], CapacitySource]]:
+        """What makes each of its sources, by name."""
+        held = {"set": self.source, **self.more_sources}
+        return {name: always(source) for name, source in held.items()} | {
+            name: self._maker(make, partial(source_context, ttl=self.simulation.settings.ttl), "source", name)
+            for name, make in self._made_sources.items()
+        }
+
+    def sink_makers(self) -> dict[str, Callable[[], CapacitySink]]:
+        """What makes each of its sinks, by name."""
+        context = partial(sink_context, ttl=self.simulation.settings.ttl, is_reporter=self.is_reporter)
+        return {name: always(sink) for name, sink in self.sinks.items()} | {
+            name: self._maker(make, context, "sink", name) for name, make in self._made_sinks.items()
+        }
+
+    def filter_makers(self) -> dict[str, Callable[[], CapacityFilter]]:
+        """What makes each of its filters, by name."""
+        return {name: always(each) for name, each in self.filters.items()} | {
+            name: self._maker(make, filter_context, "filter", name) for name, make in self._made_filters.items()
+        }
+
+    def _maker(self, make: Callable[[C], T], context: Callable[..., C], kind: str, name: str) -> Callable[[], T]:
+        generator = self.simulation.generator(kind, self.name, name)
+        return lambda: make(context(name=name, cluster_id=self.cluster_id, clock=self.clock, random=generator))
+
+    # Its life.
+
+    async def start(self) -> AgentProcess:
+        """Start an agent, also beside one that runs."""
+        self._starts += 1
+        self.standing = Standing()
+        process = AgentProcess(self, self.simulation.generator("agent", self.name, str(self._starts)))
+        self._touched("started", instance=process.agent.instance)
+        await self.simulation.nursery.start(process.run)
+        self._process = process
+        return process
+
+    async def stop(self) -> None:
+        """Stop the latest process cleanly; returns when it has ended."""
+        self._touched("stopping")
+        await self.process.stop()
+        self._touched("stopped")
+
+    async def kill(self) -> None:
+        """The latest process dies without a word."""
+        self._touched("killed")
+        await self.process.kill()
+
+    def suspend(self) -> None:
+        """The machine stands still until `resume`, and its clock goes on, as boot time does: no byte goes in or out, no
+        source answers. What the agent's own timers find meanwhile, say that a hub is silent, a real one would find
+        when it goes on; nobody outside can tell the difference."""
+        self.source_faults.close()
+        for route in self.routes.values():
+            route.suspend()
+        self._touched("suspended")
+
+    def resume(self) -> None:
+        """The machine goes on."""
+        self.source_faults.open()
+        for route in self.routes.values():
+            route.resume()
+        self._touched("resumed")
+
+    def skew(self, seconds: float) -> None:
+        """Set this cluster's clock so many seconds ahead of everybody else's; negative: behind. Between two starts
+        only: a clock that jumps forward while an agent runs is a suspend, and none goes back.
+
+        Raises RuntimeError while an agent runs."""
+        if self.is_running:
+            raise RuntimeError(f"the agent of {self.name} runs; skew its clock before its start, or after stop or kill")
+        self.clock_offset = seconds
+        self._touched("skewed", seconds=seconds)
+
+    def slow_sources(self, seconds: float) -> None:
+        """Every collect of this cluster's sources takes so much longer; 0: no longer."""
+        self.source_faults.slowness = seconds
+        self._touched("sources_slow", seconds=seconds)
+
+    def fail_sources(self, error: Exception | None) -> None:
+        """Every collect of this cluster's sources raises `error`; None: no longer."""
+        self.source_faults.failure = error
+        self._touched("sources_fail" if error is not None else "sources_work")
+
+    def _touched(self, event: str, **details: object) -> None:
+        self.touched_at = trio.current_time()
+        self.note(event, **details)
+
+    # What it knows.
+
+    def known(self, of: str) -> list[Capacity]:
+        """The fresh records of cluster id `of` that this cluster's registry has."""
+        return [record for record in self.registry.snapshot() if record.cluster_id == of]
+
+    def idle(self, of: str) -> list[int]:
+        """Their idle counts."""
+        return [record.idle for record in self.known(of)]
+
+    def ages(self, of: str) -> list[float]:
+        """Their ages in seconds."""
+        found = []
+        for record in self.known(of):
+            assert record.observed_at is not None
+            found.append(self.clock() - record.observed_at)
+        return found
+
+
+#: Told of every batch of changes that the registry of a process has taken in.
+Applied = Callable[[SimulatedCluster, AgentProcess, Sequence[Change]], None]
