@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trio_federation.metrics import publish_metrics
     from trio_federation.options import Duration, seconds
     from trio_federation.registry import ForeignMember, Registry
+    from trio_federation.reservations import Outcome
     from trio_federation.router import Placement, Router
 else:
     # Not for type checkers, who would then believe in any name at all.
@@ -56,6 +57,7 @@ else:
         "metrics": ("publish_metrics",),
         "options": ("Duration", "seconds"),
         "registry": ("ForeignMember", "Registry"),
+        "reservations": ("Outcome",),
         "router": ("Placement", "Router"),
     }
     _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -88,6 +90,7 @@ __all__ = [
     "ForeignMember",
     "Identity",
     "Origin",
+    "Outcome",
     "Placement",
     "Registry",
     "Router",

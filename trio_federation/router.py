@@ -1,19 +1,36 @@
-"""Where a create should go, and why. Pure: it reads the Registry's records and its clock, and decides; pinning the
-create is the caller's business. What was placed already and cannot show in reports yet comes from a `Reservations`;
-today's, `NoReservations`, knows of none."""
+"""Where a create should go, and why. It reads the Registry's records and its clock, and decides; pinning the create is
+the caller's business. Pure apart from a lock. What earlier placements have taken, and no report shows yet, is kept in
+`reservations.py`."""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, Protocol, overload
+from typing import NamedTuple, overload
 
 from trio_federation.capacity import Capacity
 from trio_federation.registry import Registry, in_group
+from trio_federation.reservations import (
+    RESERVATION_TTL,
+    SETTLE_TIME,
+    EnvName,
+    EnvSlots,
+    Outcome,
+    Place,
+    Reservations,
+    TurnedAway,
+)
+
+#: Placements that are remembered, and the candidates of each, so that it can be asked later why a create went there.
+PLACEMENTS_KEPT = 1000
+CANDIDATES_KEPT = 20
 
 
 class Tier(StrEnum):
@@ -23,6 +40,10 @@ class Tier(StrEnum):
     GROW = "grow"
     SATURATED = "saturated"
     FULL = "full"
+    #: was empty, or refused a create, and nothing newer is known of it
+    TURNED_AWAY = "turned_away"
+    #: not for this create
+    EXCLUDED = "excluded"
 
 
 class Rule(StrEnum):
@@ -38,6 +59,10 @@ class Rule(StrEnum):
     LOCAL_GROWTH = "local_growth"
     #: nobody else has room: the create waits for the local autoscaler
     NOTHING_ANYWHERE = "nothing_anywhere"
+    #: no cluster is known to have such an env
+    UNKNOWN_ENV = "unknown_env"
+    #: the create came from another cluster: it was forwarded once, and is not forwarded again
+    FORWARDED = "forwarded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +90,14 @@ class Candidate:
         """`<cluster>::<pool>`."""
         return f"{self.cluster_id}::{self.member_pool}"
 
+    @property
+    def explanation(self) -> str:
+        """All of it in one line."""
+        return (
+            f"{self.target}: {self.verdict} ({self.tier}, {self.idle} idle, {self.reserved} reserved, headroom "
+            f"{self.headroom}, {self.age:.1f} s old, {self.state or 'no state'})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -81,6 +114,11 @@ class Placement:
     #: the same in one word, for programs
     rule: Rule
 
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """Why it goes there: the reason, and a line for each candidate."""
+        return (self.reason, *(candidate.explanation for candidate in self.candidates))
+
 
 class Placed(NamedTuple):
     """A placement that reserved, and what it was for."""
@@ -91,110 +129,351 @@ class Placed(NamedTuple):
     group: str
     #: seconds on the registry's clock
     at: float
-
-
-class Reservations(Protocol):
-    """What placements have taken that no report shows yet."""
-
-    def member(self, record: Capacity, now: float) -> int:
-        """How much is taken of this foreign member."""
-        ...
-
-    def local(self, namespace: str, env_name: str, group: str, now: float) -> int:
-        """How many creates were placed in this cluster's own env and group."""
-        ...
-
-
-class NoReservations:
-    """Nothing is ever taken."""
-
-    def member(self, record: Capacity, now: float) -> int:
-        """Always 0."""
-        return 0
-
-    def local(self, namespace: str, env_name: str, group: str, now: float) -> int:
-        """Always 0."""
-        return 0
+    #: what came of it; None as long as nobody has said
+    outcome: Outcome | None = None
 
 
 class Router:
     """Decides placements from a Registry (semantics.md, "Placement"). Costs time in the members of the one env.
 
-    `random`: where placement ids come from; by default the operating system. `placed`: told of every placement that
-    reserves."""
+    `settle_time`: seconds after a placement from which on an observation of where it went shows it, and its reservation
+    retires. `reservation_ttl`: seconds after which it retires anyway. `random`: where placement ids come from; by
+    default the operating system. `placed`: told of every placement that reserves; `reported`: of every report of an
+    outcome, by the placement's id and "served", "empty" or "refused", or, of reports that change nothing, "repeated" or
+    "unknown".
+    Safe to call from any task and from worker threads. Raises ValueError for times that are not positive, or a
+    reservation_ttl below the settle_time."""
 
     def __init__(
         self,
         registry: Registry,
         *,
-        reservations: Reservations | None = None,
+        settle_time: float = SETTLE_TIME,
+        reservation_ttl: float = RESERVATION_TTL,
         random: random.Random | None = None,
         placed: Callable[[Placed], None] | None = None,
+        reported: Callable[[str, str], None] | None = None,
     ) -> None:
         self.registry = registry
-        self._reservations: Reservations = reservations if reservations is not None else NoReservations()
+        self._reservations = Reservations(settle_time=settle_time, ttl=reservation_ttl, memory=registry.ttl)
         self._random = random if random is not None else _system_random()
         self._placed = placed
+        self._reported = reported
+        #: the last placements that reserved, by id, the oldest first
+        self._recent: OrderedDict[str, Placed] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def place(self, namespace: str, env_name: str, group: str = "", *, reserve: bool = True) -> Placement:
+    def place(
+        self,
+        namespace: str,
+        env_name: str,
+        group: str = "",
+        *,
+        reserve: bool = True,
+        not_these: Iterable[str] = (),
+        forwarded: bool = False,
+    ) -> Placement:
         """Where a create of this env (and, unless "", this scaling group) should go.
 
-        `reserve`: whether the placement counts against the chosen member until a report shows it; False only asks. As
-        long as there are no reservations (`NoReservations`) both do the same, but that what only asks is not counted in
-        metrics."""
-        placement = self._decide(namespace, env_name, group)
+        `reserve`: whether the placement counts against where it goes until an observation shows it; False only asks,
+        and changes nothing. `not_these`: targets, `<cluster>::<pool>`, that are no choice for this create, as it was
+        turned away there. `forwarded`: whether the create came from another cluster: it is not forwarded again."""
+        targets = frozenset((not_these,) if isinstance(not_these, str) else not_these)
+        question = _Question(namespace, env_name, group, targets, forwarded)
+        with self._lock:
+            now = self.registry.now()
+            self._reservations.expire(now)
+            env = _Env(question, self.registry, self._reservations, now)
+            decision = _decide(env)
+            env.local = []  # what the candidates are explained from is kept for a while, and these are no candidates
+            placement = Placement(
+                f"{self._random.getrandbits(64):016x}",
+                decision.chosen is None,
+                decision.chosen.target if decision.chosen is not None else None,
+                decision.reason,
+                Candidates(lambda: _explained(env, decision)),
+                decision.rule,
+            )
+            if reserve:
+                placed = self._reserve(env, placement, decision)
         if reserve and self._placed is not None:
-            self._placed(Placed(placement, namespace, env_name, group, self.registry.now()))
+            self._placed(placed)
         return placement
 
-    def _decide(self, namespace: str, env_name: str, group: str) -> Placement:
+    def _reserve(self, env: _Env, placement: Placement, decision: _Decision) -> Placed:
+        question = env.question
+        place: Place = question.group
+        if decision.chosen is not None:
+            place = (decision.chosen.record.cluster_id, decision.chosen.record.member_pool)
+        self._reservations.reserve(placement.id, question.env, place, env.now)
+        kept = placement
+        if len(env.foreign) > CANDIDATES_KEPT:
+            # Why it was decided so is in the best of them; all of a large env, a thousand times, would be too much.
+            best = tuple(_explained(env, decision, CANDIDATES_KEPT))
+            kept = Placement(placement.id, placement.local, placement.target, placement.reason, best, placement.rule)
+        placed = Placed(kept, question.namespace, question.env_name, question.group, env.now)
+        self._recent[placement.id] = placed
+        if len(self._recent) > PLACEMENTS_KEPT:
+            self._recent.popitem(last=False)
+        return placed
+
+    def recent(self, placement_id: str) -> Placed | None:
+        """A placement of the past that reserved, by its id; None where it is not among the last PLACEMENTS_KEPT."""
+        with self._lock:
+            return self._recent.get(placement_id)
+
+    def reserved(self) -> int:
+        """How many reservations there are now. Costs time in the members of the envs that they are in."""
+        with self._lock:
+            now = self.registry.now()
+            self._reservations.expire(now)
+            for namespace, env_name in self._reservations.envs():
+                question = _Question(namespace, env_name, "", (), False)
+                _Env(question, self.registry, self._reservations, now)  # meets what was observed
+            return len(self._reservations)
+
+    def report_outcome(self, placement_id: str, outcome: Outcome | str) -> bool:
+        """Say what came of a create where it was placed: it was "served", found the pool "empty", or was "refused".
+
+        Whatever had none for it is not chosen again until something newer is known of it: the other cluster's member,
+        or what is idle here. Returns whether the placement is remembered; where it is not, nothing changes. The first
+        outcome of a placement counts, and a later one changes nothing. Raises ValueError for any other word."""
+        try:
+            outcome = Outcome(outcome)
+        except ValueError as error:
+            known = ", ".join(f'"{each}"' for each in Outcome)
+            raise ValueError(f"{str(outcome)[:80]!r} is no outcome of a placement; it is one of {known}") from error
+        with self._lock:
+            word = self._report(placement_id, outcome)
+        if self._reported is not None:
+            self._reported(placement_id, word)
+        return word != "unknown"
+
+    def _report(self, placement_id: str, outcome: Outcome) -> str:
+        placed = self._recent.get(placement_id)
         now = self.registry.now()
-        local_cluster_id = self.registry.local_cluster_id
-        local: list[Capacity] = []
-        foreign: list[Capacity] = []
-        for record in self.registry.records(namespace, env_name):
-            if record.cluster_id == local_cluster_id:
-                local.append(record)
+        self._reservations.expire(now)
+        if placed is None:
+            # Of many placements a second some are no longer remembered, and their reservations still stand.
+            found = self._reservations.place_of(placement_id)
+            if found is None:
+                return "unknown"
+            if self._reservations.was_served(placement_id):
+                return "repeated"
+            env, place = found
+        elif placed.outcome is not None:
+            return "repeated"
+        else:
+            self._recent[placement_id] = placed._replace(outcome=outcome)
+            env = (placed.namespace, placed.env_name)
+            target = placed.placement.target
+            place = placed.group if target is None else _member_of(target)
+        known_at = _observed_at(self.registry, env, place)
+        if outcome is Outcome.SERVED:
+            self._reservations.served(placement_id, known_at, now)
+        else:
+            self._reservations.turned_away(placement_id, env, place, outcome, known_at, now)
+        return outcome
+
+
+def _member_of(target: str) -> tuple[str, str]:
+    cluster_id, _, pool = target.partition("::")
+    return cluster_id, pool
+
+
+def _observed_at(registry: Registry, env: EnvName, place: Place) -> float | None:
+    """When what is known of a place was observed; of a group here, its oldest record. None where nothing is known."""
+    records = registry.records(*env)
+    if isinstance(place, str):
+        local = [record for record in records if record.cluster_id == registry.local_cluster_id]
+        found = in_group(local, place)
+    else:
+        found = [record for record in records if (record.cluster_id, record.member_pool) == place]
+    return min((record.observed_at for record in found if record.observed_at is not None), default=None)
+
+
+class _Question(NamedTuple):
+    """What is asked of a router."""
+
+    namespace: str
+    env_name: str
+    group: str
+    not_these: Collection[str]
+    forwarded: bool
+
+    @property
+    def env(self) -> EnvName:
+        return (self.namespace, self.env_name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.env_name}" + (f" (group {self.group})" if self.group else "")
+
+
+class _Env:
+    """What is known of the env that a question is about, less what is reserved of it."""
+
+    def __init__(self, question: _Question, registry: Registry, reservations: Reservations, now: float) -> None:
+        self.question = question
+        self.now = now
+        self.local_cluster_id = registry.local_cluster_id
+        records = registry.records(question.namespace, question.env_name)
+        #: whether anybody has it
+        self.known = bool(records)
+        #: this cluster's records, of every group
+        self.local: list[Capacity] = []
+        #: the members of other clusters that could be chosen
+        self.foreign: list[Capacity] = []
+        group = question.group
+        for record in records:
+            if record.cluster_id == self.local_cluster_id:
+                self.local.append(record)
             elif record.member_pool and (not group or record.scaling_group == group):
-                foreign.append(record)
-        local = in_group(local, group)
-        taken = self._reservations.local(namespace, env_name, group, now)
-        local_idle = sum([record.idle for record in local]) - taken
-        reserved = None
-        if not isinstance(self._reservations, NoReservations):
-            reserved = [self._reservations.member(record, now) for record in foreign]
-        env = f"{namespace}/{env_name}" + (f" (group {group})" if group else "")
+                self.foreign.append(record)
+        #: by the number of a foreign record, how much of it is reserved; none for nothing
+        self.reserved: dict[int, int] = {}
+        #: by the number of a foreign record, what is said of it; none for nothing
+        self.turned_away: dict[int, TurnedAway] = {}
+        #: how much is reserved here, of all groups, and of the group that is asked about
+        self.reserved_here = 0
+        self.reserved_of_group = 0
+        #: whether what was idle here has turned a create away
+        self.turned_away_here: TurnedAway | None = None
+        if (slots := reservations.of_env(question.env)) is not None:
+            self._less(slots, reservations)
 
-        def offers() -> list[_Offer]:
-            taken = reserved if reserved is not None else [0] * len(foreign)
-            found = [_offer(record, of_it, now) for record, of_it in zip(foreign, taken, strict=True)]
-            found.sort(key=lambda offer: _rank(offer, local_cluster_id))
-            return found
+    def _less(self, slots: EnvSlots, reservations: Reservations) -> None:
+        env = self.question.env
+        for number, record in enumerate(self.foreign):
+            place = (record.cluster_id, record.member_pool)
+            slot = slots.places.get(place)
+            if slot is not None and record.observed_at is not None:
+                reservations.observe(env, place, slot, record.observed_at)
+                if slot:
+                    self.reserved[number] = len(slot)
+                if slot.turned_away is not None:
+                    self.turned_away[number] = slot.turned_away
+        # Only groups that there are: what is reserved of others, which may be any words, nothing shows but their time.
+        for group, observed_at in _observed_by_group(self.local).items():
+            if (slot := slots.places.get(group)) is not None:
+                reservations.observe(env, group, slot, observed_at)
+        if (slot := slots.places.get(self.question.group)) is not None:
+            self.reserved_of_group = len(slot)
+            self.turned_away_here = slot.turned_away
+        self.reserved_here = slots.here
 
-        def decided(local: bool, rule: Rule, reason: str, verdict: str = "", chosen: _Offer | None = None) -> Placement:
-            def candidates() -> list[Candidate]:
-                return [_candidate(offer, now, _verdict(offer, chosen) or verdict) for offer in offers()]
 
-            target = chosen.target if chosen is not None else None
-            return Placement(self._id(), local, target, reason, Candidates(candidates), rule)
+def _observed_by_group(local: list[Capacity]) -> dict[str, float]:
+    """When what is known of each group here, and, as "", of the whole env, was observed: the oldest of its records."""
+    observed: dict[str, float] = {}
+    for group, records in (("", in_group(local, "")), (None, local)):
+        for record in records:
+            key = record.scaling_group if group is None else group
+            if record.observed_at is not None and (group is not None or key):
+                observed[key] = min(record.observed_at, observed.get(key, record.observed_at))
+    return observed
 
-        if local_idle > 0:
-            return decided(True, Rule.LOCAL_IDLE, f"{local_cluster_id} has {local_idle} idle for {env}", "not needed")
-        best = _best(foreign, reserved, now, local_cluster_id)
-        here = f"{local_cluster_id} has none idle for {env}" if local else f"{local_cluster_id} does not have {env}"
-        if best is None:
-            reason = f"{here} and nobody else has room: wait for the local autoscaler"
-            return decided(True, Rule.NOTHING_ANYWHERE, reason)
-        if best.tier is Tier.GROW and any(_can_grow(record, now) for record in local):
-            reason = f"{here}, nobody else has one idle, and {local_cluster_id} can grow"
-            return decided(True, Rule.LOCAL_GROWTH, reason, "no idle, and the local cluster can grow")
-        idle = best.tier is Tier.IDLE
-        offered = f"{best.idle} idle" if idle else f"room to grow ({_headroom(best.headroom)})"
-        rule = Rule.FOREIGN_IDLE if idle else Rule.FOREIGN_GROWTH
-        return decided(False, rule, f"{here}; {best.target} has {offered}", chosen=best)
 
-    def _id(self) -> str:
-        return f"{self._random.getrandbits(64):016x}"
+class _Room(NamedTuple):
+    """What there is in this cluster for one group."""
+
+    #: idle, less what is reserved; below 0 where more is reserved than is idle
+    left: int
+    #: the same of idle and headroom together; infinite without a ceiling
+    left_in_all: float
+    idle: int
+    reserved: int
+
+
+def _room_here(env: _Env) -> _Room:
+    """What there is for the group, and never more than is left in the env as a whole: what is reserved of any group may
+    be served by this one, as long as that leaves nobody without."""
+    group = env.question.group
+    reserved = env.reserved_of_group if group else env.reserved_here
+    room = _room(in_group(env.local, group), reserved, env.now)
+    if group and env.reserved_here:
+        whole = _room(in_group(env.local, ""), env.reserved_here, env.now)
+        room = room._replace(left=min(room.left, whole.left), left_in_all=min(room.left_in_all, whole.left_in_all))
+    return room
+
+
+def _room(records: Sequence[Capacity], reserved: int, now: float) -> _Room:
+    idle = sum([record.idle for record in records])
+    headroom: float = 0
+    for record in records:
+        if _can_grow(record, now):
+            headroom += float("inf") if record.capacity == -1 else record.capacity
+    return _Room(idle - reserved, idle + headroom - reserved, idle, reserved)
+
+
+class _Decision(NamedTuple):
+    """What becomes of a create."""
+
+    rule: Rule
+    reason: str
+    #: where it goes; None: it stays
+    chosen: _Offer | None = None
+    #: why none of the offers was chosen that could have been
+    verdict: str = ""
+
+
+def _decide(env: _Env) -> _Decision:
+    """The four rules of semantics.md, "Placement", and what comes before them."""
+    question, here = env.question, env.local_cluster_id
+    room = _room_here(env)
+    idle = 0 if env.turned_away_here is not None else room.left
+    less = f", {room.reserved} more reserved" if room.reserved else ""
+    if question.forwarded:
+        reason = f"the create was forwarded to {here} and is not forwarded again; {max(0, idle)} idle for {question}"
+        return _Decision(Rule.FORWARDED, reason + less, verdict="a create is forwarded once at most")
+    if not env.known:
+        reason = f"no cluster is known to have {question}: wait for it in {here}"
+        return _Decision(Rule.UNKNOWN_ENV, reason)
+    if idle > 0:
+        return _Decision(Rule.LOCAL_IDLE, f"{here} has {idle} idle for {question}{less}", verdict="not needed")
+    has_none = _why_none_here(env, room)
+    best = _best(env)
+    if best is None:
+        reason = f"{has_none} and nobody else has room: wait for the local autoscaler"
+        return _Decision(Rule.NOTHING_ANYWHERE, reason)
+    if best.tier is Tier.GROW and room.left_in_all > max(0, room.left) and _grows(env):
+        reason = f"{has_none}, nobody else has one idle, and {here} can grow"
+        return _Decision(Rule.LOCAL_GROWTH, reason, verdict="no idle, and the local cluster can grow")
+    offered = f"{best.idle} idle" if best.tier is Tier.IDLE else f"room to grow ({_headroom(best.headroom)})"
+    rule = Rule.FOREIGN_IDLE if best.tier is Tier.IDLE else Rule.FOREIGN_GROWTH
+    less = f", {best.reserved} more reserved" if best.reserved else ""
+    return _Decision(rule, f"{has_none}; {best.target} has {offered}{less}", best)
+
+
+def _why_none_here(env: _Env, room: _Room) -> str:
+    question, here = env.question, env.local_cluster_id
+    if not in_group(env.local, question.group):
+        return f"{here} does not have {question}"
+    if env.turned_away_here is not None:
+        return f"{here} {_said(env.turned_away_here, env.now)} for {question}"
+    if room.idle:
+        return f"{here} has none idle for {question} that is not reserved"
+    return f"{here} has none idle for {question}"
+
+
+def _said(word: TurnedAway, now: float) -> str:
+    done = "was empty" if word.outcome is Outcome.EMPTY else "refused a create"
+    return f"{done} {max(0.0, now - word.at):.1f} s ago"
+
+
+def _grows(env: _Env) -> bool:
+    return any(_can_grow(record, env.now) for record in in_group(env.local, env.question.group))
+
+
+def _explained(env: _Env, decision: _Decision, most: int | None = None) -> Iterator[Candidate]:
+    """The candidates, best first, and what became of each."""
+    offers = [_offer(env, number) for number in range(len(env.foreign))]
+
+    def rank(offer: _Offer) -> tuple[int, float, int, str]:
+        return _rank(offer, env.local_cluster_id)
+
+    ordered = sorted(offers, key=rank) if most is None else heapq.nsmallest(most, offers, key=rank)
+    for offer in ordered:
+        yield _candidate(offer, env, _verdict(offer, env, decision))
 
 
 class Candidates(Sequence[Candidate]):
@@ -238,45 +517,10 @@ class Candidates(Sequence[Candidate]):
         return repr(self._all())
 
 
-def _offer(record: Capacity, reserved: int, now: float) -> _Offer:
-    """What a foreign member has to offer, less what is reserved of it."""
-    idle = max(0, record.idle - reserved)
-    growing = _can_grow(record, now)
-    # What was placed there uses up what is idle first, and headroom after that.
-    headroom = 0
-    if growing:
-        headroom = -1 if record.capacity == -1 else max(0, record.capacity - max(0, reserved - record.idle))
-    if idle > 0:
-        tier = Tier.IDLE
-    elif headroom != 0:
-        tier = Tier.GROW
-    else:
-        tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
-    return _Offer(record, f"{record.cluster_id}::{record.member_pool}", tier, idle, reserved, headroom)
-
-
-def _best(
-    foreign: Sequence[Capacity], reserved: Sequence[int] | None, now: float, local_cluster_id: str
-) -> _Offer | None:
-    """The offer that ranks first, if it can take a create. One look at each record, and a closer one only at those that
-    may be it; `_rank` decides between these."""
-    most, contenders = 0, []
-    for number, record in enumerate(foreign):
-        idle = record.idle if reserved is None else record.idle - reserved[number]
-        if idle > most:
-            most, contenders = idle, [number]
-        elif idle == most > 0:
-            contenders.append(number)
-    if not contenders:
-        contenders = [number for number, record in enumerate(foreign) if record.can_grow]
-    offers = [_offer(foreign[number], 0 if reserved is None else reserved[number], now) for number in contenders]
-    best = min(offers, key=lambda offer: _rank(offer, local_cluster_id), default=None)
-    return best if best is not None and best.tier in (Tier.IDLE, Tier.GROW) else None
-
-
 class _Offer(NamedTuple):
-    """A candidate before it is known what becomes of it."""
+    """A foreign member, and what it has to offer, less what is reserved of it."""
 
+    number: int
     record: Capacity
     target: str
     tier: Tier
@@ -285,9 +529,57 @@ class _Offer(NamedTuple):
     headroom: int
 
 
-def _candidate(offer: _Offer, now: float, verdict: str) -> Candidate:
+def _offer(env: _Env, number: int) -> _Offer:
+    record = env.foreign[number]
+    reserved = env.reserved.get(number, 0)
+    idle = max(0, record.idle - reserved)
+    growing = _can_grow(record, env.now)
+    # What was placed there uses up what is idle first, and headroom after that.
+    headroom = 0
+    if growing:
+        headroom = -1 if record.capacity == -1 else max(0, record.capacity - max(0, reserved - record.idle))
+    target = f"{record.cluster_id}::{record.member_pool}"
+    if target in env.question.not_these:
+        tier = Tier.EXCLUDED
+    elif number in env.turned_away:
+        tier = Tier.TURNED_AWAY
+    elif idle > 0:
+        tier = Tier.IDLE
+    elif headroom != 0:
+        tier = Tier.GROW
+    else:
+        tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
+    return _Offer(number, record, target, tier, idle, reserved, headroom)
+
+
+def _best(env: _Env) -> _Offer | None:
+    """The offer that ranks first, if it can take a create. One look at each record, and a closer one only at those that
+    may be it; `_rank` decides between these."""
+    foreign, reserved = env.foreign, env.reserved
+    barred: Collection[int] = env.turned_away
+    if env.question.not_these:
+        barred = {number for number in range(len(foreign)) if _offer(env, number).tier in _BARRED}
+    most, contenders = 0, []
+    for number, record in enumerate(foreign):
+        idle = record.idle
+        if reserved:
+            idle -= reserved.get(number, 0)
+        if idle < most or idle <= 0 or number in barred:
+            continue
+        if idle > most:
+            most, contenders = idle, [number]
+        else:
+            contenders.append(number)
+    if not contenders:
+        contenders = [number for number, record in enumerate(foreign) if record.can_grow and number not in barred]
+    offers = [_offer(env, number) for number in contenders]
+    best = min(offers, key=lambda offer: _rank(offer, env.local_cluster_id), default=None)
+    return best if best is not None and best.tier in (Tier.IDLE, Tier.GROW) else None
+
+
+def _candidate(offer: _Offer, env: _Env, verdict: str) -> Candidate:
     record = offer.record
-    age = 0.0 if record.observed_at is None else max(0.0, now - record.observed_at)
+    age = 0.0 if record.observed_at is None else max(0.0, env.now - record.observed_at)
     return Candidate(
         record.cluster_id,
         record.member_pool,
@@ -307,7 +599,9 @@ def _can_grow(record: Capacity, now: float) -> bool:
     return record.can_grow and not (record.saturated_for > 0 and now < observed_at + record.saturated_for)
 
 
-_TIER_RANK = {Tier.IDLE: 0, Tier.GROW: 1, Tier.SATURATED: 2, Tier.FULL: 3}
+#: In the order of their ranks.
+_TIER_RANK = {tier: number for number, tier in enumerate(Tier)}
+_BARRED = (Tier.TURNED_AWAY, Tier.EXCLUDED)
 
 
 def _rank(offer: _Offer, local_cluster_id: str) -> tuple[int, float, int, str]:
@@ -330,21 +624,32 @@ def _headroom(headroom: int) -> str:
     return "no ceiling" if headroom == -1 else f"{headroom} more"
 
 
-def _verdict(offer: _Offer, chosen: _Offer | None) -> str:
-    """Why an offer was taken, or what was against it; "" where nothing was but that none was needed."""
-    if chosen is not None and offer.record is chosen.record:
+def _verdict(offer: _Offer, env: _Env, decision: _Decision) -> str:
+    """Why an offer was taken, or what was against it."""
+    chosen = decision.chosen
+    if chosen is not None and offer.number == chosen.number:
         return "chosen"
+    if decision.rule is Rule.FORWARDED:
+        return decision.verdict
+    if offer.tier is Tier.EXCLUDED:
+        return "not for this create"
+    if offer.tier is Tier.TURNED_AWAY:
+        return f"{_said(env.turned_away[offer.number], env.now)}, and nothing newer is known"
     if offer.tier is Tier.SATURATED:
-        return "nothing idle, and scale-up is known to fail for now"
+        return f"{_none_idle(offer)}, and scale-up is known to fail for now"
     if offer.tier is Tier.FULL:
-        return "nothing idle, cannot grow"
+        return f"{_none_idle(offer)}, {'headroom all reserved' if offer.record.can_grow else 'cannot grow'}"
     if chosen is None:
-        return ""
+        return decision.verdict
     if chosen.tier is Tier.IDLE and offer.tier is Tier.GROW:
-        return f"nothing idle, {chosen.target} has"
+        return f"{_none_idle(offer)}, {chosen.target} has"
     if chosen.tier is Tier.IDLE:
         return "as much idle, the tie went elsewhere" if offer.idle == chosen.idle else "less idle"
     return "as much headroom, the tie went elsewhere" if offer.headroom == chosen.headroom else "less headroom"
+
+
+def _none_idle(offer: _Offer) -> str:
+    return "all idle reserved" if offer.record.idle else "nothing idle"
 
 
 def _system_random() -> random.Random:

@@ -18,7 +18,7 @@ from tests.core.guarded import Guarded
 from tests.core.naive import NaiveRegistry
 from trio_federation.capacity import Capacity
 from trio_federation.registry import ForeignMember, Registry
-from trio_federation.router import Candidate, Placement, Router, Tier
+from trio_federation.router import Candidate, Placement, Router, Rule, Tier
 
 NOW = 1000.0
 GROUPS = ("", "cpu", "gpu")
@@ -306,6 +306,10 @@ def test_what_the_owner_says_of_a_member_and_who_waits_there_changes_nothing(
 def test_an_env_that_nobody_has_stays_local_with_a_reason() -> None:
     placed = place([])
     assert (placed.local, placed.target, placed.candidates) == (True, None, ())
+    assert placed.rule is Rule.UNKNOWN_ENV
+    assert "ns/a" in placed.reason
+    placed = place([member("east", "p1")])
+    assert (placed.local, placed.target, placed.rule) == (True, None, Rule.NOTHING_ANYWHERE)
     assert placed.reason == "west does not have ns/a and nobody else has room: wait for the local autoscaler"
 
 
@@ -385,7 +389,7 @@ def test_every_verdict_says_why() -> None:
     assert [c.verdict for c in place(equal).candidates] == ["chosen", "as much idle, the tie went elsewhere"]
 
 
-def test_whether_it_only_asks_makes_no_difference_while_nothing_is_reserved() -> None:
+def test_who_only_asks_gets_the_answer_that_a_placement_then_is() -> None:
     records = [member("east", "p1", idle=1), member("north", "p1", idle=1)]
     router = Router(registry_of(records))
     asked, placed = (router.place("ns", "a", reserve=reserve) for reserve in (False, True))
@@ -458,23 +462,23 @@ def test_a_leaning_never_beats_a_better_offer() -> None:
         assert place([*records, member("best", "p1", idle=2)], local_cluster_id=f"local{number}").target == "best::p1"
 
 
-# What is reserved: the seam.
+# What is reserved (when, and for how long, is in test_reservations.py).
 
 
-class Taken:
-    """So much is taken, whatever the time."""
-
-    def __init__(self, members: dict[str, int], here: int = 0) -> None:
-        self.members = members
-        self.here = here
-        self.asked: list[tuple[str, str, str, float]] = []
-
-    def member(self, record: Capacity, now: float) -> int:
-        return self.members.get(f"{record.cluster_id}::{record.member_pool}", 0)
-
-    def local(self, namespace: str, env_name: str, group: str, now: float) -> int:
-        self.asked.append((namespace, env_name, group, now))
-        return self.here
+def with_reserved(taken: dict[str, int], here: int, *records: Capacity) -> Router:
+    """A router that has placed so many creates at each target, and so many here. Since then it is known, by a report
+    that was under way when it placed them, that there is no more than `records`."""
+    registry = Registry("west", 30.0, lambda: NOW)
+    router = Router(registry)
+    for target, number in {"west::p1": here, **taken}.items():
+        cluster_id, pool = target.split("::")
+        registry.upsert([member(cluster_id, pool, idle=number)])
+        placed = {router.place("ns", "a").target for _ in range(number)}
+        assert placed <= {None if cluster_id == "west" else target}
+        registry.withdraw([member(cluster_id, pool).identity])
+    registry.upsert(replace(record, observed_at=NOW) for record in records)
+    assert router.reserved() == here + sum(taken.values())
+    return router
 
 
 @pytest.mark.parametrize(
@@ -494,25 +498,23 @@ class Taken:
 def test_what_is_taken_uses_up_what_is_idle_and_then_the_headroom(
     idle: int, capacity: int, taken: int, tier: Tier, left: int, headroom: int
 ) -> None:
-    registry = registry_of([member("east", "p1", idle=idle, autoscaling_enabled=True, capacity=capacity)])
-    placed = Router(registry, reservations=Taken({"east::p1": taken})).place("ns", "a")
+    growing = member("east", "p1", idle=idle, autoscaling_enabled=True, capacity=capacity)
+    placed = with_reserved({"east::p1": taken}, 0, growing).place("ns", "a")
     (candidate,) = placed.candidates
     assert (candidate.tier, candidate.idle, candidate.headroom, candidate.reserved) == (tier, left, headroom, taken)
     assert placed.local is (tier is Tier.FULL)
 
 
 def test_members_are_ranked_by_what_is_left_of_them() -> None:
-    registry = registry_of([member("east", "p1", idle=5), member("north", "p1", idle=3)])
-    assert Router(registry, reservations=Taken({"east::p1": 2, "north::p1": 1})).place("ns", "a").target == "east::p1"
-    assert Router(registry, reservations=Taken({"east::p1": 3})).place("ns", "a").target == "north::p1"
+    records = [member("east", "p1", idle=5), member("north", "p1", idle=3)]
+    assert with_reserved({"east::p1": 2, "north::p1": 1}, 0, *records).place("ns", "a").target == "east::p1"
+    assert with_reserved({"east::p1": 3}, 0, *records).place("ns", "a").target == "north::p1"
 
 
 def test_what_was_placed_here_counts_against_what_is_idle_here() -> None:
-    registry = registry_of([member("west", "p1", idle=2), member("east", "p1", idle=1)])
     for here, target in ((0, None), (1, None), (2, "east::p1"), (3, "east::p1")):
-        reservations = Taken({}, here)
-        assert Router(registry, reservations=reservations).place("ns", "a", "").target == target
-        assert reservations.asked == [("ns", "a", "", NOW)]
+        router = with_reserved({}, here, member("west", "p1", idle=2), member("east", "p1", idle=1))
+        assert router.place("ns", "a").target == target
 
 
 # Cost.
