@@ -20,6 +20,7 @@ import msgspec
 from trio_federation.capacity import is_label
 from trio_federation.errors import ConfigurationError
 from trio_federation.options import UNITS, seconds
+from trio_federation.reservations import RESERVATION_TTL, SETTLE_TIME
 from trio_federation.suggest import nearest
 
 #: The environment variables that win over the file, and the only ones that are read.
@@ -279,6 +280,15 @@ class HubSettings(_Table, frozen=True, kw_only=True):
     backplane: Backplane = Backplane()
 
 
+class PlacementSettings(_Table, frozen=True, kw_only=True):
+    """For how long a placement counts against where it went (semantics.md, "Placement")."""
+
+    #: what was observed sooner than this after a placement may not show its create yet
+    settle_time: Duration = SETTLE_TIME
+    #: when a reservation ends that no observation has ended
+    reservation_ttl: Duration = RESERVATION_TTL
+
+
 class Metrics(_Table, frozen=True, kw_only=True):
     """Where metrics and health are served; may be bound wide."""
 
@@ -319,6 +329,7 @@ class Tables(_Table, frozen=True, kw_only=True):
     source: tuple[PluginTable, ...] = ()
     filter: tuple[PluginTable, ...] = ()
     sink: tuple[PluginTable, ...] = ()
+    placement: PlacementSettings = PlacementSettings()
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
     log: Log = Log()
@@ -336,7 +347,8 @@ class Config(Tables, frozen=True, kw_only=True):
     def has_agent(self) -> bool:
         """Whether anything of an agent is configured; a file with nothing but a hub runs no agent."""
         tables = self.source or self.filter or self.sink
-        return bool(self.cluster_id or tables) or self.federation != Federation()
+        settings = self.federation != Federation() or self.placement != PlacementSettings()
+        return bool(self.cluster_id or tables) or settings
 
     @property
     def enabled(self) -> bool:
@@ -349,7 +361,7 @@ def _has_credential(federation: Federation) -> bool:
 
 
 #: The keys of the file that are an agent's alone.
-_AGENTS_OWN = ("cluster_id", "federation", "source", "filter", "sink")
+_AGENTS_OWN = ("cluster_id", "federation", "source", "filter", "sink", "placement")
 
 
 def agent_is_configured(document: Mapping[str, object]) -> bool:
@@ -635,6 +647,17 @@ def _hub_rules(reader: _Reader, hub: HubSettings) -> HubSettings:
     return result
 
 
+def _placement_rules(reader: _Reader, placement: PlacementSettings) -> PlacementSettings:
+    settle_time, ttl = placement.settle_time, placement.reservation_ttl
+    if _good(settle_time, ttl) and ttl < settle_time:
+        text = f"{show_duration(ttl)} is less than settle_time, {show_duration(settle_time)}"
+        advice = f"use at least {show_duration(settle_time)}, or a shorter settle_time"
+        reader.fault(
+            "placement", "reservation_ttl", f"{text}: it would end before any report can show the create; {advice}"
+        )
+    return placement
+
+
 def _admin_rules(reader: _Reader, admin: Admin) -> Admin:
     if _good(admin.bind) and not admin.bind.is_loopback:
         text = f"{admin.bind} is not on loopback, and the admin interface cannot ask for a token in this version yet"
@@ -663,6 +686,7 @@ _RULES: dict[type[msgspec.Struct], Callable[[_Reader, Any], Any]] = {
     Federation: _federation_rules,
     Tls: _tls_rules,
     HubSettings: _hub_rules,
+    PlacementSettings: _placement_rules,
     Admin: _admin_rules,
     Tables: _file_rules,
 }

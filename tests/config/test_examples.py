@@ -89,9 +89,9 @@ def test_the_walk_over_the_model_finds_what_is_there() -> None:
         "hub.backplane.type": "memory",
     }
     some |= {"metrics.bind": "127.0.0.1:9464", "hub.accept": ["shared"], "source.type": None, "federation.hubs": []}
-    some |= {"filter.type": None, "sink.type": None}
+    some |= {"filter.type": None, "sink.type": None, "placement.settle_time": 2.0, "placement.reservation_ttl": 10.0}
     assert {key: MODEL.get(key, "absent") for key in some} == some
-    assert len(MODEL) == 34
+    assert len(MODEL) == 36
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_every_key_of_the_model_is_there() -> None:
 
 @pytest.mark.parametrize("path", [AGENT, HUB], ids=lambda path: path.name)
 def test_each_file_is_complete_for_its_part(path: Path) -> None:
-    agents = ("cluster_id", "federation.", "source.", "filter.", "sink.")
+    agents = ("cluster_id", "federation.", "source.", "filter.", "sink.", "placement.")
     wanted = [key for key in MODEL if key.startswith("hub.") == (path == HUB) or not key.startswith((*agents, "hub."))]
     wanted = [key for key in wanted if not (path == HUB and key.startswith(agents))]
     assert [key for key in wanted if key not in dict(leaves(uncommented(path)))] == []

@@ -154,6 +154,20 @@ ONE_FAULT = [
     (AGENT + "resync_interval = '15001ms'", "[federation] resync_interval", ["half of ttl, 30s", "at most 15s"]),
     (AGENT + "ttl = '19s'", "[federation] resync_interval", ["10s", "half of ttl, 19s", "at most 9.5s"]),
     (AGENT + "keepalive = '15s'", "[federation] keepalive", ["15s is not below silence_limit, 15s"]),
+    *[
+        (AGENT + f"[placement]\n{text}", "[placement] reservation_ttl", words)
+        for text, words in {
+            "reservation_ttl = '1999ms'": ["1.999s is less than settle_time, 2s", "at least 2s", "shorter settle_time"],
+            "settle_time = '11s'": ["10s is less than settle_time, 11s", "use at least 11s"],
+            "settle_time = '1h'\nreservation_ttl = '59m'": ["59m is less than settle_time, 1h"],
+        }.items()
+    ],
+    (AGENT + "[placement]\nsettle_time = '0s'", "[placement] settle_time", ["1ms to 24h"]),
+    (AGENT + "[placement]\nreservation_ttl = '0s'", "[placement] reservation_ttl", ["1ms to 24h"]),
+    (AGENT + "[placement]\nsettle_time = 2", "[placement] settle_time", ["expected a string", "a whole number"]),
+    (AGENT + "[placement]\nreservation_tll = '5s'", "[placement] reservation_tll", ['mean "reservation_ttl"?']),
+    (AGENT + "[placements]\nsettle_time = '5s'", "[placements]", ['did you mean "placement"?']),
+    (AGENT + "settle_time = '5s'", "[federation] settle_time", ["it belongs under [placement]"]),
     (HUB + "silence_limit = '4s'", "[hub] keepalive", ["5s is not below silence_limit, 4s"]),
     # plain text
     (

@@ -31,11 +31,12 @@ KEYS: dict[str, list[str]] = {
     ],
     "hub.tls": ["cert_file", "key_file", "client_ca_file"],
     "hub.backplane": ["type", "servers"],
+    "placement": ["settle_time", "reservation_ttl"],
     "metrics": ["bind"],
     "admin": ["bind"],
     "log": ["level", "format"],
 }
-TOP = ["cluster_id", "federation", "source", "filter", "sink", "metrics", "admin", "log", "hub"]
+TOP = ["cluster_id", "federation", "source", "filter", "sink", "placement", "metrics", "admin", "log", "hub"]
 ALL = sorted({*TOP, *(key for keys in KEYS.values() for key in keys)})
 
 

@@ -20,6 +20,7 @@ from trio_federation.config import (
     HubSettings,
     Log,
     Metrics,
+    PlacementSettings,
     PluginTable,
     Secret,
     Tls,
@@ -29,6 +30,7 @@ from trio_federation.config import (
     show_duration,
 )
 from trio_federation.errors import ConfigurationError
+from trio_federation.reservations import Reservations
 
 
 def loaded(folder: Path, text: str, **environ: str) -> Config:
@@ -79,6 +81,9 @@ def test_every_value_of_an_agent(tmp_path: Path) -> None:
         type = "hide"
         [[sink]]
         type = "log"
+        [placement]
+        settle_time = "500ms"
+        reservation_ttl = "1m"
         [metrics]
         bind = "0.0.0.0:0"
         [admin]
@@ -114,6 +119,7 @@ def test_every_value_of_an_agent(tmp_path: Path) -> None:
     assert config.source[0].options == {"path": "x.toml"}
     assert config.filter == (PluginTable("hide", {"env": "x"}, "filter[0]"), PluginTable("hide", {}, "filter[1]"))
     assert config.sink == (PluginTable("log", {}, "sink[0]"),)
+    assert config.placement == PlacementSettings(settle_time=0.5, reservation_ttl=60.0)
     assert config.metrics.bind == Endpoint("0.0.0.0", 0)
     assert config.admin.bind == Endpoint("::1", 9000)
     assert config.log == Log(level="debug", format="json")
@@ -281,6 +287,7 @@ def test_client_certificate_is_a_credential(tmp_path: Path) -> None:
         (Config(filter=(PluginTable("x"),)), True),
         (Config(sink=(PluginTable("x"),)), True),
         (Config(federation=Federation(hubs=(Endpoint("a", 1),))), True),
+        (Config(placement=PlacementSettings(settle_time=1.0)), True),
     ],
 )
 def test_has_agent(config: Config, has_agent: bool) -> None:
@@ -289,9 +296,8 @@ def test_has_agent(config: Config, has_agent: bool) -> None:
 
 def test_agent_is_configured() -> None:
     assert not agent_is_configured({"hub": {}, "metrics": {}, "admin": {}, "log": {}})
-    assert all(
-        agent_is_configured({"hub": {}, key: ""}) for key in ("cluster_id", "federation", "source", "filter", "sink")
-    )
+    agents = ("cluster_id", "federation", "source", "filter", "sink", "placement")
+    assert all(agent_is_configured({"hub": {}, key: ""}) for key in agents)
 
 
 @pytest.mark.parametrize(
@@ -397,6 +403,8 @@ def test_describe(tmp_path: Path) -> None:
         "filter[0]": "first",
         "filter[1]": "second (only, token)",
         "sink": "none",
+        "placement.settle_time": "2s",
+        "placement.reservation_ttl": "10s",
         "metrics.bind": "127.0.0.1:9464",
         "hub.accept": "shared",
         "hub.backplane.type": "memory",
@@ -405,9 +413,16 @@ def test_describe(tmp_path: Path) -> None:
     assert {key: value for key, value in rows if key in expected} == expected
 
 
+def test_a_reservation_may_last_as_long_as_a_create_takes_to_show(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'cluster_id = "a"\n[placement]\nsettle_time = "3s"\nreservation_ttl = "3s"')
+    assert config.placement == PlacementSettings(settle_time=3.0, reservation_ttl=3.0)
+    Reservations(settle_time=config.placement.settle_time, ttl=config.placement.reservation_ttl)
+
+
 def test_describe_of_a_hub_leaves_the_agent_out() -> None:
     rows = dict(describe(Config(hub=HubSettings(secret=Secret("s")))))
     assert (rows["runs"], rows["file"]) == ("hub", "none")
     assert "mode" not in rows
-    assert not [key for key in rows if key.startswith(("cluster_id", "federation", "source", "filter", "sink"))]
+    agents = ("cluster_id", "federation", "source", "filter", "sink", "placement")
+    assert not [key for key in rows if key.startswith(agents)]
     assert dict(describe(Config(cluster_id="a")))["mode"] == "single-cluster"
