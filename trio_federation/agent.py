@@ -12,10 +12,10 @@ meanwhile what waits for us."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ import trio
 
 from trio_federation.capacity import Change, Fault
 from trio_federation.clock import BootClock, Clock, trio_clock
-from trio_federation.config import Federation, HubSettings
+from trio_federation.config import Federation, HubSettings, PlacementSettings
 from trio_federation.health import why_not_ready
 from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
 from trio_federation.identity import call_metadata
@@ -35,6 +35,7 @@ from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import in_one_line
 from trio_federation.registry import Registry
 from trio_federation.reporter import Reporter
+from trio_federation.reservations import Outcome
 from trio_federation.retry import failures_of
 from trio_federation.router import Placed, Placement, Router
 from trio_federation.rpc import Dialer, open_bridge
@@ -51,9 +52,6 @@ HUB_TTL = HubSettings().ttl
 BATCHES = 16
 #: Seconds that hubs get, together, to take the withdrawal when the agent stops.
 GOODBYE_DEADLINE = 2.0
-#: Placements that are remembered, and the candidates of each, so that it can be asked later why a create went there.
-PLACEMENTS_KEPT = 1000
-CANDIDATES_KEPT = 20
 #: Seconds that sources and sinks get to end before the hubs are told that all is withdrawn.
 PLUGINS_DEADLINE = 1.0
 
@@ -71,8 +69,8 @@ class Agent:
     `credential`: what proves the cluster to a hub; None where a client certificate does.
     `clock`: seconds; by default that of the Trio loop in which the agent is made. `generator`: for ids and jitter.
     `standing`: kept by the agent, for its sinks to ask whether it is the one that reports for its cluster; it is made
-    outside where they are, and must be no other agent's. `applied`: told of every batch of changes that the registry has
-    taken in; for simulations."""
+    outside where they are, and must be no other agent's. `placement`: the `[placement]` table.
+    `applied`: told of every batch of changes that the registry has taken in; for simulations."""
 
     def __init__(
         self,
@@ -89,6 +87,7 @@ class Agent:
         generator: random.Random | None = None,
         metrics: FederationMetrics | None = None,
         standing: Standing | None = None,
+        placement: PlacementSettings | None = None,
         applied: Callable[[Sequence[Change]], None] | None = None,
     ) -> None:
         self.cluster_id = cluster_id
@@ -116,7 +115,16 @@ class Agent:
             tombstone_ttl=remember,
             silence_limit=settings.silence_limit,
         )
-        self.router = Router(self.registry, random=self._random, placed=self._placed)
+        placement = placement if placement is not None else PlacementSettings()
+        self.router = Router(
+            self.registry,
+            settle_time=placement.settle_time,
+            reservation_ttl=placement.reservation_ttl,
+            # A generator of its own: who only asks where a create would go must not change when something is retried.
+            random=random.Random(self._random.getrandbits(64)),
+            placed=self._placed,
+            reported=self._reported,
+        )
         self._truth = LocalTruth(
             self.registry.local_cluster_id,
             instance=self.instance,
@@ -124,8 +132,6 @@ class Agent:
             ttl=settings.ttl,
             remember=remember,
         )
-        #: the last placements that reserved, by id, the oldest first
-        self._placements: dict[str, Placed] = {}
         self._told: set[tuple[str, str]] = set()
         #: records refused since the start, by origin and then by reason
         self._dropped: dict[str, Counter[str]] = {}
@@ -146,6 +152,7 @@ class Agent:
             sinks=list(self.sink_accounts),
             filters=list(filters or {}),
         )
+        self.metrics.reservations(self.router.reserved)
         self.metrics.queue("intake", lambda: self._at_intake.statistics().current_buffer_used)
         self.metrics.queue("feed", lambda: self._at_registry.statistics().current_buffer_used)
 
@@ -244,38 +251,61 @@ class Agent:
     def _dropped_of(self, origin: str) -> dict[str, int]:
         return dict(sorted(self._dropped.get(origin, Counter()).items()))
 
-    def place(self, namespace: str, env_name: str, group: str, reserve: bool) -> Placement:
+    def place(
+        self,
+        namespace: str,
+        env_name: str,
+        group: str = "",
+        reserve: bool = True,
+        not_these: Sequence[str] = (),
+        forwarded: bool = False,
+    ) -> Placement:
         """What the router decides; a line for those who debug, with all that was known."""
-        placement = self.router.place(namespace, env_name, group, reserve=reserve)
-        log.debug(
-            "placed" if reserve else "asked",
-            id=placement.id,
-            namespace=namespace,
-            env=env_name,
-            group=group,
-            target=placement.target,
-            rule=str(placement.rule),
-            reason=placement.reason,
-            candidates=[
-                f"{each.target}: {each.verdict} ({each.tier}, {each.idle} idle, {each.reserved} reserved, headroom "
-                f"{each.headroom}, {each.age:.1f} s old, {each.state or 'no state'})"
-                for each in placement.candidates
-            ],
+        placement = self.router.place(
+            namespace, env_name, group, reserve=reserve, not_these=not_these, forwarded=forwarded
         )
+        if not reserve:
+            self._tell_placement(Placed(placement, namespace, env_name, group, self._clock()), reserved=False)
         return placement
 
     def placed(self, placement_id: str) -> Placed | None:
         """A placement of the past that reserved, by its id; None where it is not among the last PLACEMENTS_KEPT."""
-        return self._placements.get(placement_id)
+        return self.router.recent(placement_id)
+
+    def report_outcome(self, placement_id: str, outcome: str) -> Outcome | None:
+        """Say what came of a placement. Returns the outcome that counts, which is the first one that was said, or None
+        where the placement is not remembered. Raises ValueError for a word that is no outcome."""
+        before = self.router.recent(placement_id)
+        if not self.router.report_outcome(placement_id, outcome):
+            return None
+        return Outcome(outcome) if before is None or before.outcome is None else before.outcome
 
     def _placed(self, placed: Placed) -> None:
         placement = placed.placement
         self.metrics.placed("local" if placement.local else "foreign", str(placement.rule))
-        # Why it was decided so is in the best candidates; all of a large env, a thousand times, would be too much.
-        kept = replace(placement, candidates=placement.candidates[:CANDIDATES_KEPT])
-        self._placements[placement.id] = placed._replace(placement=kept)
-        while len(self._placements) > PLACEMENTS_KEPT:
-            del self._placements[next(iter(self._placements))]
+        self._tell_placement(placed, reserved=True)
+
+    def _reported(self, placement_id: str, word: str) -> None:
+        self.metrics.outcome(word)
+        placed = self.router.recent(placement_id)
+        target = placed.placement.target if placed is not None else None
+        log.debug("outcome", id=placement_id, outcome=word, target=target)
+
+    def _tell_placement(self, placed: Placed, *, reserved: bool) -> None:
+        if not log.is_enabled_for(logging.DEBUG):
+            return  # to explain every candidate costs more than to choose one
+        placement = placed.placement
+        log.debug(
+            "placed" if reserved else "asked",
+            id=placement.id,
+            namespace=placed.namespace,
+            env=placed.env_name,
+            group=placed.group,
+            target=placement.target,
+            rule=str(placement.rule),
+            reason=placement.reason,
+            candidates=[candidate.explanation for candidate in placement.candidates],
+        )
 
     # Its life.
 

@@ -150,6 +150,12 @@ EVENTS: dict[str, dict[str, Event]] = {
             "Somebody asked where a create would go; nothing is reserved.",
             ("id", "namespace", "env", "group", "target", "rule", "reason", "candidates"),
         ),
+        "outcome": Event(
+            "debug",
+            "What became of a create was reported: `served`, `empty` or `refused`; or `repeated`, of one of which that "
+            "was known already, or `unknown`, of a placement that is not remembered, which both change nothing.",
+            ("id", "outcome", "target"),
+        ),
     },
     "The hub": {
         "reporter_came": Event("info", "An agent reports from now on.", ("cluster", "instance", "peer")),

@@ -197,6 +197,7 @@ def _answers(
         registry=agent.registry if agent is not None else None,
         place=agent.place if agent is not None else None,
         placed=agent.placed if agent is not None else None,
+        report_outcome=agent.report_outcome if agent is not None else None,
     )
 
 
@@ -230,6 +231,7 @@ def _make_agent(config: Config, plugins: PluginManager, generator: random.Random
         generator=generator,
         metrics=metrics,
         standing=standing,
+        placement=config.placement,
     )
 
 

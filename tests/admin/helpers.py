@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import select
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message
 from trio_federation.admin import Answers
 from trio_federation.admin.answers import Place
 from trio_federation.registry import Registry
+from trio_federation.reservations import Outcome
 from trio_federation.router import Placed, Placement, Router
 
 #: Far more than a socket pair's buffers hold, so that an answer of this size waits for its reader.
@@ -42,6 +43,7 @@ def answers(
     registry: Registry | None = None,
     place: Place | None = None,
     placed: Callable[[str], Placed | None] | None = None,
+    report_outcome: Callable[[str, Outcome], Outcome | None] | None = None,
 ) -> Answers:
     """Answers of a process that is well, as far as nothing else is said."""
     return Answers(
@@ -51,28 +53,63 @@ def answers(
         registry=registry,
         place=place,
         placed=placed,
+        report_outcome=report_outcome,
     )
 
 
+class Asked(NamedTuple):
+    """What a router was asked."""
+
+    namespace: str
+    env: str
+    group: str
+    reserve: bool
+    not_these: tuple[str, ...] = ()
+    forwarded: bool = False
+
+
 class Placements:
-    """A router's answers, what was asked for with the wish to reserve, and what came of that, by id."""
+    """A router's answers, and what it was asked and told."""
 
     def __init__(self, registry: Registry) -> None:
-        self.remembered: dict[str, Placed] = {}
-        self.router = Router(registry, placed=self._remember)
-        self.asked: list[tuple[str, str, str, bool]] = []
+        self.router = Router(registry)
+        self.asked: list[Asked] = []
+        self.told: list[tuple[str, Outcome]] = []
 
-    def __call__(self, namespace: str, env: str, group: str, reserve: bool) -> Placement:
-        self.asked.append((namespace, env, group, reserve))
-        return self.router.place(namespace, env, group, reserve=reserve)
+    def __call__(
+        self,
+        namespace: str,
+        env_name: str,
+        group: str = "",
+        *,
+        reserve: bool = True,
+        not_these: Sequence[str] = (),
+        forwarded: bool = False,
+    ) -> Placement:
+        asked = Asked(namespace, env_name, group, reserve, tuple(not_these), forwarded)
+        self.asked.append(asked)
+        return self.router.place(
+            namespace, env_name, group, reserve=reserve, not_these=asked.not_these, forwarded=forwarded
+        )
 
-    def _remember(self, placed: Placed) -> None:
-        self.remembered[placed.placement.id] = placed
+    def report_outcome(self, placement_id: str, outcome: Outcome) -> Outcome | None:
+        """As an agent takes it."""
+        self.told.append((placement_id, outcome))
+        self.router.report_outcome(placement_id, outcome)
+        placed = self.router.recent(placement_id)
+        return placed.outcome if placed is not None else None
+
+    @property
+    def answers(self) -> Answers:
+        """Answers of a process that is well, and whose placements these are."""
+        return answers(
+            registry=self.router.registry, place=self, placed=self.router.recent, report_outcome=self.report_outcome
+        )
 
     @property
     def reserved(self) -> int:
         """How many were reserved."""
-        return sum(reserve for *_, reserve in self.asked)
+        return sum(asked.reserve for asked in self.asked)
 
 
 class Answer(NamedTuple):
@@ -149,10 +186,10 @@ async def ask(
     return Answer(start["status"], found, b"".join(part.get("body", b"") for part in rest))
 
 
-async def post(app: ASGIApp, fields: object, *headers: tuple[bytes, bytes]) -> Answer:
-    """POST /v1/place as a program would; `headers` come on top."""
+async def post(app: ASGIApp, fields: object, *headers: tuple[bytes, bytes], path: str = "/v1/place") -> Answer:
+    """POST as a program would; `headers` come on top."""
     given = [(b"host", b"localhost:9465"), (b"content-type", b"application/json"), *headers]
-    return await ask(app, "/v1/place", method="POST", headers=given, body=[json.dumps(fields).encode()])
+    return await ask(app, path, method="POST", headers=given, body=[json.dumps(fields).encode()])
 
 
 async def pass_time(clock: trio.testing.MockClock, seconds: float, port: int) -> None:

@@ -16,13 +16,16 @@ from trio_federation.admin import Answers, admin_app, metrics_app
 from trio_federation.metrics import CONTENT_TYPE
 from trio_federation.registry import Registry
 
-SERVED = "served here are GET /, /metrics, /healthz, /readyz, /v1/capacity and /v1/place, and POST /v1/place"
+SERVED = (
+    "served here are GET /, /metrics, /healthz, /readyz, /v1/capacity and /v1/place, and POST /v1/place and "
+    "/v1/place/ID/outcome"
+)
 
 
 @pytest.fixture
 def admin() -> ASGIApp:
     placements = Placements(Registry("west", ttl=30.0, clock=lambda: 100.0))
-    return admin_app(answers(registry=placements.router.registry, place=placements), host="127.0.0.1")
+    return admin_app(placements.answers, host="127.0.0.1")
 
 
 @pytest.fixture(params=["metrics", "admin"])
@@ -49,7 +52,8 @@ async def test_probes_do_not_mind_a_query(either: ASGIApp, path: str) -> None:
 
 async def test_the_metrics_port_serves_nothing_else() -> None:
     app = metrics_app(answers())
-    for path in ("/", "/v1/capacity", "/v1/place", "/v1", "/metrics/", "/readyz/", "/favicon.ico"):
+    under_v1 = ("/v1", "/v1/capacity", "/v1/place", "/v1/place/x/outcome")
+    for path in ("/", *under_v1, "/metrics/", "/readyz/", "/favicon.ico"):
         answer = await ask(app, path)
         assert answer.status == 404
         assert answer.body == b"404 not found; only GET /metrics, GET /healthz and GET /readyz are served here\n"
@@ -61,7 +65,9 @@ async def test_the_admin_port_serves_nothing_else(admin: ASGIApp, path: str) -> 
     assert (answer.status, answer.body.decode()) == (404, f"404 not found; {SERVED}\n")
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/x", "/v1/capacity/", "/v1/place/x"])
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/", "/v1/x", "/v1/capacity/", "/v1/place/x", "/v1/place//outcome", "/v1/place/x/outcome/"]
+)
 async def test_what_is_not_there_under_v1_is_told_as_json(admin: ASGIApp, path: str) -> None:
     answer = await ask(admin, path)
     assert (answer.status, answer.error) == (404, f"not found; {SERVED}")
@@ -74,6 +80,7 @@ async def test_what_is_not_there_under_v1_is_told_as_json(admin: ASGIApp, path: 
         ("/metrics", {"GET", "HEAD"}),
         ("/v1/capacity", {"GET", "HEAD"}),
         ("/v1/place", {"GET", "HEAD", "POST"}),
+        ("/v1/place/x/outcome", {"POST"}),
     ],
 )
 async def test_other_methods_are_refused_by_name(admin: ASGIApp, path: str, allowed: set[str]) -> None:
@@ -129,7 +136,10 @@ async def test_a_health_check_that_fails_is_not_healthy(logs: list[EventDict]) -
     assert [line["event"] for line in logs] == ["answer_failed"] * 2  # once for each application
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/v1/capacity", "/v1/place", "/v1/x", "/x", "/"])
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics", "/healthz", "/readyz", "/v1/capacity", "/v1/place", "/v1/place/x/outcome", "/v1/x", "/x", "/"],
+)
 @pytest.mark.parametrize("host", [b"localhost", b"evil.example"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_every_answer_carries_what_protects_it(admin: ASGIApp, path: str, host: bytes, method: str) -> None:

@@ -159,6 +159,8 @@ def placements() -> Placements:
     return Placements(Registry("west", ttl=30.0, clock=lambda: 100.0))
 
 
+#: where posts go, and a good body for each
+POSTS = {"/v1/place": {"namespace": "a", "env": "b"}, "/v1/place/x/outcome": {"outcome": "served"}}
 REBOUND = [(b"host", b"evil.example:9465")]
 
 
@@ -168,65 +170,73 @@ async def test_probes_are_answered_under_any_name(path: str, headers: list[tuple
     assert (await ask(admin_app(answers(), host="127.0.0.1"), path, headers=headers)).status == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/capacity", "/v1/place", "/v1/x", "/v1", "/x", "/metrics/", "//"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/capacity", "/v1/place", "/v1/place/x/outcome", "/v1/x", "/v1", "/x", "/metrics/", "//"]
+)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "PUT"])
 async def test_everything_else_only_under_a_known_name(placements: Placements, path: str, method: str) -> None:
-    app = admin_app(answers(registry=placements.router.registry, place=placements), host="127.0.0.1")
+    app = admin_app(placements.answers, host="127.0.0.1")
     headers = [*REBOUND, (b"content-type", b"application/json")]
-    body = [json.dumps({"namespace": "a", "env": "b"}).encode()]
-    answer = await ask(app, path, method=method, query=b"namespace=a&env=b", headers=headers, body=body)
+    query = b"" if method == "POST" else b"namespace=a&env=b"
+    body = [json.dumps(POSTS.get(path, {})).encode()]
+    answer = await ask(app, path, method=method, query=query, headers=headers, body=body)
     assert answer.status == 403
     line = "Host 'evil.example:9465' is not a name of this interface; ask for localhost or for an IP address instead"
     if path.startswith("/v1"):
         assert answer.error == line
     else:
         assert answer.body.decode() == f"403 {line}\n"
-    assert placements.asked == []
+    assert (placements.asked, placements.told) == ([], [])
 
 
 async def test_a_name_that_was_bound_is_known(placements: Placements) -> None:
-    app = admin_app(answers(place=placements), host="admin.example")
+    app = admin_app(placements.answers, host="admin.example")
     for host in (b"admin.example", b"ADMIN.example:8080", b"localhost", b"192.0.2.7:1", b"[2001:db8::1]:9465"):
         answer = await ask(app, "/v1/place", query=b"namespace=a&env=b", headers=[(b"host", host)])
         assert answer.status == 200
 
 
 @pytest.mark.parametrize(
-    "origin, status",
+    "origin, ours",
     [
-        (b"http://localhost:9465", 200),
-        (b"https://localhost:9465", 200),
-        (b"http://localhost:3000", 403),
-        (b"http://127.0.0.1:9465", 403),
-        (b"https://evil.example", 403),
-        (b"null", 403),
+        (b"http://localhost:9465", True),
+        (b"https://localhost:9465", True),
+        (b"http://localhost:3000", False),
+        (b"http://127.0.0.1:9465", False),
+        (b"https://evil.example", False),
+        (b"null", False),
     ],
 )
-async def test_a_post_comes_from_the_own_page_or_from_none(placements: Placements, origin: bytes, status: int) -> None:
-    app = admin_app(answers(place=placements), host="127.0.0.1")
-    answer = await post(app, {"namespace": "a", "env": "b"}, (b"origin", origin))
-    assert answer.status == status
-    assert placements.reserved == (1 if status == 200 else 0)
-    if status == 403:
+@pytest.mark.parametrize("path", POSTS)
+async def test_a_post_comes_from_the_own_page_or_from_none(
+    placements: Placements, path: str, origin: bytes, ours: bool
+) -> None:
+    app = admin_app(placements.answers, host="127.0.0.1")
+    answer = await post(app, POSTS[path], (b"origin", origin), path=path)
+    # No placement has the id x, and only who may ask is told so.
+    assert answer.status == ({"/v1/place": 200}.get(path, 404) if ours else 403)
+    assert placements.reserved + len(placements.told) == int(ours)
+    if not ours:
         assert "only its own page may post here" in answer.error
 
 
-async def test_a_post_is_json(placements: Placements) -> None:
-    app = admin_app(answers(place=placements), host="127.0.0.1")
-    body = [b'{"namespace": "a", "env": "b"}']
+@pytest.mark.parametrize("path", POSTS)
+async def test_a_post_is_json(placements: Placements, path: str) -> None:
+    app = admin_app(placements.answers, host="127.0.0.1")
+    body = [json.dumps(POSTS[path]).encode()]
     for content_type in ([], [(b"content-type", b"text/plain")]):
         headers = [(b"host", b"localhost"), *content_type]
-        answer = await ask(app, "/v1/place", method="POST", headers=headers, body=body)
+        answer = await ask(app, path, method="POST", headers=headers, body=body)
         assert answer.status == 415
         assert "Content-Type: application/json" in answer.error
-    assert placements.asked == []
+    assert (placements.asked, placements.told) == ([], [])
 
 
 async def test_no_answer_lets_another_site_read_it(placements: Placements) -> None:
-    app = admin_app(answers(registry=placements.router.registry, place=placements), host="127.0.0.1")
+    app = admin_app(placements.answers, host="127.0.0.1")
     origin = (b"origin", b"https://evil.example")
     preflight = (b"access-control-request-method", b"POST")
-    for path in ("/", "/v1/capacity", "/v1/place", "/metrics", "/readyz", "/healthz"):
+    for path in ("/", "/v1/capacity", *POSTS, "/metrics", "/readyz", "/healthz"):
         for method in ("GET", "OPTIONS", "POST"):
             headers = [(b"host", b"localhost"), origin, preflight, (b"content-type", b"application/json")]
             answer = await ask(app, path, method=method, query=b"", headers=headers, body=[b"{}"])
@@ -238,7 +248,7 @@ async def test_no_answer_lets_another_site_read_it(placements: Placements) -> No
 async def test_protection_over_a_socket(
     serve_admin: ServeAdmin, client: httpx.AsyncClient, placements: Placements
 ) -> None:
-    port = await serve_admin(answers(registry=placements.router.registry, place=placements))
+    port = await serve_admin(placements.answers)
     url = f"http://127.0.0.1:{port}"
     rebound = {"host": f"evil.example:{port}"}
     assert (await client.get(f"{url}/v1/capacity", headers=rebound)).status_code == 403

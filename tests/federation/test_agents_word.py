@@ -10,9 +10,9 @@ from trio.testing import MockClock
 
 from tests.federation.helpers import counted, exposition
 from tests.simulation import SECRET, member, simulated_federation
-from trio_federation.agent import CANDIDATES_KEPT, PLACEMENTS_KEPT
 from trio_federation.capacity import Capacity
 from trio_federation.metrics import by_env
+from trio_federation.router import CANDIDATES_KEPT, PLACEMENTS_KEPT
 
 
 async def test_a_hub_names_who_reports(autojump_clock: MockClock) -> None:

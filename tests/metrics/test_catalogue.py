@@ -38,6 +38,8 @@ RECORDED: dict[str, Callable[[FederationMetrics], object]] = {
     "filter_failed": lambda m: m.filter_failed("f"),
     "records_withheld": lambda m: m.records_withheld("f", 1),
     "placed": lambda m: m.placed("local", "local_idle"),
+    "outcome": lambda m: m.outcome("served"),
+    "reservations": lambda m: m.reservations(lambda: 3),
     "call_refused": lambda m: m.call_refused("UNAUTHENTICATED"),
     "watchers": lambda m: m.watchers(1),
     "reporters": lambda m: m.reporters(1),

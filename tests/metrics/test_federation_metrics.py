@@ -13,6 +13,7 @@ from trio_federation.metrics import (
     ORIGINS_PER_KIND,
     OTHER_PARTIES,
     OTHERS,
+    OUTCOMES,
     PARTIES,
     PLACEMENTS,
     REASONS,
@@ -23,6 +24,8 @@ from trio_federation.metrics import (
     FederationMetrics,
 )
 from trio_federation.registry import Registry, RegistryHeld
+from trio_federation.reservations import Outcome
+from trio_federation.router import Rule
 
 PREFIX = "trio_federation_"
 HUB = "hub-a.example:7443"
@@ -90,6 +93,7 @@ def test_what_the_configuration_names_is_there_from_the_start(metrics: Federatio
     assert of(metrics, "sink_update_duration_seconds_count") == {(SINK,): 0}
     assert of(metrics, "filter_failures_total") == of(metrics, "filter_withheld_records_total") == {(FILTER,): 0}
     assert of(metrics, "placements_total") == dict.fromkeys(PLACEMENTS, 0)
+    assert of(metrics, "placement_outcomes_total") == {(word,): 0 for word in OUTCOMES}
 
 
 def test_what_never_happened_is_absent_and_not_0(metrics: FederationMetrics) -> None:
@@ -102,6 +106,7 @@ def test_what_never_happened_is_absent_and_not_0(metrics: FederationMetrics) -> 
         "uptime_seconds",
         "build_info",
         "registry_held_records",
+        "placement_reservations",
         "hub_watchers",
         "hub_reporters",
         "hub_calls_refused_total",
@@ -250,16 +255,43 @@ def test_placements(metrics: FederationMetrics) -> None:
     }
 
 
+def test_every_rule_and_every_outcome_of_the_router_is_there_from_the_start() -> None:
+    assert sorted(rule for _, rule in PLACEMENTS) == sorted(Rule)
+    assert sorted(OUTCOMES) == sorted([*Outcome, "repeated", "unknown"])
+
+
+def test_outcomes(metrics: FederationMetrics) -> None:
+    for word in ("served", "unknown", "served"):
+        metrics.outcome(word)
+    assert of(metrics, "placement_outcomes_total") == {
+        ("served",): 2,
+        ("empty",): 0,
+        ("refused",): 0,
+        ("repeated",): 0,
+        ("unknown",): 1,
+    }
+
+
+def test_reservations_are_those_of_the_scrape(metrics: FederationMetrics) -> None:
+    count = 3
+    metrics.reservations(lambda: count)
+    assert of(metrics, "placement_reservations") == {(): 3}
+    count = 0
+    assert of(metrics, "placement_reservations") == {(): 0}
+
+
 def test_words_are_bounded_and_nothing_goes_uncounted(metrics: FederationMetrics) -> None:
     for number in range(WORDS + 10):
         metrics.source_failed(SOURCE, f"kind {number}")
         metrics.sink_failed(SINK, f"kind {number}")
         metrics.placed("local", f"rule {number}")
+        metrics.outcome(f"word {number}")
         metrics.call_refused(f"STATUS_{number}")
     for name, place in (
         ("source_failures_total", 0),
         ("sink_failures_total", 0),
         ("placements_total", 1),
+        ("placement_outcomes_total", 0),
         ("hub_calls_refused_total", 0),
     ):
         shown = of(metrics, name)

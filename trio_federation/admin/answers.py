@@ -3,15 +3,31 @@ the business of those rooms; how it is asked for and written down is in `app.py`
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from trio_federation.registry import Registry
+from trio_federation.reservations import Outcome
 from trio_federation.router import Placed, Placement
 
-#: `place(namespace, env, group, reserve)`: where a create should go; `reserve` False only asks.
-Place: TypeAlias = Callable[[str, str, str, bool], Placement]
+
+class Place(Protocol):
+    """Where a create should go, as `Router.place` answers it."""
+
+    def __call__(
+        self,
+        namespace: str,
+        env_name: str,
+        group: str = "",
+        *,
+        reserve: bool = True,
+        not_these: Sequence[str] = (),
+        forwarded: bool = False,
+    ) -> Placement:
+        """`reserve` False only asks; `not_these`: targets that this create was turned away from; `forwarded`: it came
+        from another cluster already."""
+        ...
 
 
 def _alive() -> bool:
@@ -37,3 +53,6 @@ class Answers:
     #: a placement of the past that reserved, by its id; None where it is not remembered. Needs `registry`, whose clock
     #: tells how long ago it was. None: this process runs no agent
     placed: Callable[[str], Placed | None] | None = None
+    #: takes what became of a placement, by its id, and gives the outcome that counts, the first that was reported; None
+    #: where the placement is not remembered. None: this process runs no agent
+    report_outcome: Callable[[str, Outcome], Outcome | None] | None = None

@@ -1,13 +1,14 @@
-"""What is asked about capacity over HTTP: `/v1/capacity` and `/v1/place`, from the query or the body of a request to
-JSON. Every rule about capacity and placement is in `registry.py` and `router.py`; who may ask is `protection.py`."""
+"""What is asked about capacity over HTTP: `/v1/capacity`, `/v1/place` and what became of a placement, from the query or
+the body of a request to JSON. Every rule about capacity and placement is in `registry.py` and `router.py`; who may ask
+is `protection.py`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -18,12 +19,15 @@ from starlette.routing import Route
 from trio_federation.admin.answers import Answers
 from trio_federation.admin.protection import content_type_fault, origin_fault, shown
 from trio_federation.admin.streaming import StreamedResponse, Trouble
-from trio_federation.capacity import Capacity, fault
+from trio_federation.capacity import Capacity, fault, is_label, is_subdomain
 from trio_federation.registry import Registry
-from trio_federation.router import Candidate, Placement
+from trio_federation.reservations import Outcome
+from trio_federation.router import PLACEMENTS_KEPT, Candidate, Placement
 
-#: Bytes that the body of a request may have; names are far shorter.
-MAX_BODY = 16 * 1024
+#: Bytes that the body of a request may have: room for names and targets of any length, as many as there may be.
+MAX_BODY = 64 * 1024
+#: Targets that a create may have been turned away from already.
+MOST_TARGETS = 100
 
 # Records and envs that are looked at in one go: about a millisecond's work, and a piece of about 100 KiB.
 _SLICE = 256
@@ -46,7 +50,9 @@ _NO_AGENT = "this process runs no agent, so it knows of no capacity; ask the age
 _NAMES = {"namespace": "namespace", "env_name": "env", "scaling_group": "group"}
 
 #: What `GET /v1/place` takes: either a create, or the id of a placement of the past.
-_PLACE_KEYS = ("namespace", "env", "group", "id")
+_PLACE_KEYS = ("namespace", "env", "group", "not_these", "id")
+
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
 class Refusal(HTTPException):
@@ -59,6 +65,21 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     namespace: str
     env: str
     group: str = ""
+    not_these: list[str] = []
+    forwarded: bool = False
+
+
+class _Reported(msgspec.Struct, forbid_unknown_fields=True):
+    """What became of a placement."""
+
+    outcome: Outcome
+
+
+_CREATE = (
+    'send {"namespace": "…", "env": "…"}, and, where they apply, "group": "…", "not_these": ["CLUSTER::POOL"] and '
+    '"forwarded": true'
+)
+_OUTCOME = f'send {{"outcome": "…"}}, with one of {", ".join(Outcome)}'
 
 
 def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -72,7 +93,8 @@ def error_response(status_code: int, text: str, headers: Mapping[str, str] | Non
 
 
 def api_routes(answers: Answers) -> list[Route]:
-    """`GET /v1/capacity`, `GET /v1/place` and `POST /v1/place`. Handlers raise Refusal for what they do not answer."""
+    """`GET /v1/capacity`, `GET /v1/place`, `POST /v1/place` and `POST /v1/place/ID/outcome`. Handlers raise Refusal for
+    what they do not answer."""
     capacity_trouble = Trouble("/v1/capacity")
 
     async def capacity(request: Request) -> Response:
@@ -95,13 +117,36 @@ def api_routes(answers: Answers) -> list[Route]:
         reserve = request.method == "POST"
         if not reserve and "id" in request.query_params:
             return json_response(_of_the_past(answers, _id_by_query(request)))
-        asked = await _asked_by_body(request) if reserve else _asked_by_query(request)
+        asked = await _posted(request, _Asked, _CREATE) if reserve else _asked_by_query(request)
         _check_names(asked.namespace, asked.env, asked.group)
+        _check_targets(asked.not_these)
         if answers.place is None:
             raise Refusal(404, _NO_AGENT)
-        return json_response(_placement(answers.place(asked.namespace, asked.env, asked.group, reserve)))
+        placement = answers.place(
+            asked.namespace,
+            asked.env,
+            asked.group,
+            reserve=reserve,
+            not_these=asked.not_these,
+            forwarded=asked.forwarded,
+        )
+        return json_response(_placement(placement))
 
-    return [Route("/v1/capacity", capacity), Route("/v1/place", place, methods=["GET", "POST"])]
+    async def outcome(request: Request) -> Response:
+        reported = await _posted(request, _Reported, _OUTCOME)
+        if answers.report_outcome is None:
+            raise Refusal(404, _NO_AGENT)
+        placement_id = request.path_params["placement_id"]
+        counts = answers.report_outcome(placement_id, reported.outcome)
+        if counts is None:
+            raise _not_remembered(placement_id)
+        return json_response({"id": placement_id, "outcome": counts})
+
+    return [
+        Route("/v1/capacity", capacity),
+        Route("/v1/place", place, methods=["GET", "POST"]),
+        Route("/v1/place/{placement_id}/outcome", outcome, methods=["POST"]),
+    ]
 
 
 # Capacity.
@@ -155,20 +200,26 @@ def _record(record: Capacity, now: float) -> dict[str, Any]:
 
 def _placement(placement: Placement) -> dict[str, Any]:
     told = {field.name: getattr(placement, field.name) for field in fields(placement) if field.name != "candidates"}
-    return told | {"candidates": [_candidate(candidate) for candidate in placement.candidates]}
+    candidates = [_candidate(candidate) for candidate in placement.candidates]
+    return told | {"explanation": list(placement.explanation), "candidates": candidates}
 
 
 def _of_the_past(answers: Answers, placement_id: str) -> dict[str, Any]:
-    """A placement that was made before, what for, and how many seconds ago. Raises Refusal where nobody knows it."""
+    """A placement that was made before, what for, how many seconds ago, and what became of it. Raises Refusal where
+    nobody knows it."""
     if answers.placed is None or answers.registry is None:
         raise Refusal(404, _NO_AGENT)
     placed = answers.placed(placement_id)
     if placed is None:
-        kept = "an agent remembers the last 1,000 that reserved, and a restart forgets them"
-        raise Refusal(404, f"no placement with the id {shown(placement_id)} is remembered; {kept}")
+        raise _not_remembered(placement_id)
     ago = _rounded(max(0.0, answers.registry.now() - placed.at))
     asked = {"namespace": placed.namespace, "env": placed.env_name, "group": placed.group}
-    return _placement(placed.placement) | asked | {"ago": ago}
+    return _placement(placed.placement) | asked | {"ago": ago, "outcome": placed.outcome}
+
+
+def _not_remembered(placement_id: str) -> Refusal:
+    kept = f"an agent remembers the last {PLACEMENTS_KEPT:,} that reserved, and a restart forgets them"
+    return Refusal(404, f"no placement with the id {shown(placement_id)} is remembered; {kept}")
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
@@ -214,11 +265,13 @@ def _asked_by_query(request: Request) -> _Asked:
     for name in ("namespace", "env"):
         if name not in query:
             raise Refusal(400, f"{name} is missing; ask for /v1/place?namespace=NAMESPACE&env=ENV")
-    return _Asked(**query)
+    targets = query.get("not_these")
+    return _Asked(query["namespace"], query["env"], query.get("group", ""), targets.split(",") if targets else [])
 
 
-async def _asked_by_body(request: Request) -> _Asked:
-    """The fields of a POST. Raises Refusal where it may come from a page that is not ours, before the body is read."""
+async def _posted(request: Request, form: type[_StructT], wanted: str) -> _StructT:
+    """The fields of a POST; `wanted`: what to send. Raises Refusal where it may come from a page that is not ours,
+    before the body is read."""
     headers = request.headers
     if (text := origin_fault(headers.getlist("origin"), headers.get("host", ""))) is not None:
         raise Refusal(403, text)
@@ -231,13 +284,12 @@ async def _asked_by_body(request: Request) -> _Asked:
             async for part in parts:
                 body += part
                 if len(body) > MAX_BODY:
-                    raise Refusal(413, f"the body is longer than {MAX_BODY} bytes; send namespace, env and group only")
+                    raise Refusal(413, f"the body is longer than {MAX_BODY} bytes; {wanted}")
     except ClientDisconnect as error:
         raise Refusal(400, "the body ended early") from error
     try:
-        return msgspec.json.decode(body, type=_Asked)
+        return msgspec.json.decode(body, type=form)
     except ValueError as error:  # what msgspec's errors are, and those of text that is not UTF-8
-        wanted = 'send {"namespace": "…", "env": "…", "group": "…"}; group may be left out'
         raise Refusal(400, f"the body is not what was asked for: {_one_line(str(error))}; {wanted}") from error
 
 
@@ -246,6 +298,16 @@ def _check_names(namespace: str | None, env: str | None, group: str = "") -> Non
     asked = Capacity("any", "any" if namespace is None else namespace, "any" if env is None else env, "", group)
     if (bad := fault(asked)) is not None:
         raise Refusal(400, _NAMES[bad.reason] + bad.detail.removeprefix(bad.reason))
+
+
+def _check_targets(targets: Sequence[str]) -> None:
+    """Raises Refusal for more targets than there may be, and for a text that is none."""
+    if len(targets) > MOST_TARGETS:
+        raise Refusal(400, f"not_these names {len(targets)} targets; name at most {MOST_TARGETS}")
+    for target in targets:
+        cluster_id, _, pool = target.partition("::")
+        if not is_label(cluster_id) or not is_subdomain(pool):
+            raise Refusal(400, f"not_these: {shown(target)} is no target; write each as CLUSTER::POOL")
 
 
 def _one_line(text: str) -> str:

@@ -46,7 +46,7 @@ def metrics_app(answers: Answers) -> ASGIApp:
 
 
 def admin_app(answers: Answers, *, host: str) -> ASGIApp:
-    """What `metrics_app` serves, `/v1/capacity` and `/v1/place`, and the web page on `/`.
+    """What `metrics_app` serves, `/v1/capacity`, `/v1/place` and `/v1/place/ID/outcome`, and the web page on `/`.
 
     `host`: the host that it is bound to, a name or an address. Everything but the probes is answered under that name,
     localhost, or an IP address only; `protection.py` says why, and what a POST needs besides."""
@@ -55,7 +55,10 @@ def admin_app(answers: Answers, *, host: str) -> ASGIApp:
     async def web_page(request: Request) -> Response:
         return Response(page.html, media_type="text/html", headers={"content-security-policy": page.policy})
 
-    served = "served here are GET /, /metrics, /healthz, /readyz, /v1/capacity and /v1/place, and POST /v1/place"
+    served = (
+        "served here are GET /, /metrics, /healthz, /readyz, /v1/capacity and /v1/place, and POST /v1/place and "
+        "/v1/place/ID/outcome"
+    )
     routes = [*_probe_routes(answers), *api_routes(answers), Route("/", web_page)]
     return _WithHeaders(_KnownHostsOnly(_application(routes, served, _as_asked), host))
 

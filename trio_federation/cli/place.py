@@ -47,19 +47,27 @@ class Placement(msgspec.Struct):
 
 
 class PastPlacement(Placement):
-    """What `/v1/place` says of a placement of the past. `ago`: seconds since."""
+    """What `/v1/place` says of a placement of the past. `ago`: seconds since. `outcome`: what became of it; None as
+    long as nobody has said."""
 
     id: str
     namespace: str
     env: str
     group: str
     ago: float
+    outcome: str | None = None
 
 
 @click.command()
 @click.argument("namespace", required=False, metavar="NAMESPACE")
 @click.argument("env", required=False, metavar="ENV")
 @click.option("--group", default="", help="Only members of this scaling group; else the whole env.")
+@click.option(
+    "--not-these",
+    metavar="TARGET",
+    multiple=True,
+    help="Not this pool, written as CLUSTER::POOL, as for a create that it turned away. May be given several times.",
+)
 @click.option("--id", "placement_id", metavar="ID", help="Instead: the placement of this id, and when it was.")
 @asks_an_agent
 @click.pass_context
@@ -68,6 +76,7 @@ def place(
     namespace: str | None,
     env: str | None,
     group: str,
+    not_these: tuple[str, ...],
     placement_id: str | None,
     url: str,
     timeout: float,
@@ -78,12 +87,13 @@ def place(
     The agent is only asked: nothing is created, and nothing reserved. Pools of other clusters are listed best first.
     Into a pipe or a file nothing is shortened.
 
-    With --id, and without NAMESPACE and ENV, show where a create of the past went: a placement that reserved, among the
-    last 1,000 of them since the agent was started."""
+    With --id, and without NAMESPACE and ENV, show where a create of the past went, and what became of it, if that was
+    reported: a placement that reserved, among the last 1,000 of them since the agent was started."""
     form: type[Placement]
     if placement_id is not None:
-        if namespace is not None or group:
-            raise click.UsageError("--id says which placement is meant; leave out NAMESPACE, ENV and --group.", ctx)
+        if namespace is not None or group or not_these:
+            others = "NAMESPACE, ENV, --group and --not-these"
+            raise click.UsageError(f"--id says which placement is meant; leave out {others}.", ctx)
         question, form = Question("/v1/place", {"id": placement_id}), PastPlacement
     else:
         for argument, given in zip(ctx.command.params, (namespace, env), strict=False):
@@ -91,7 +101,11 @@ def place(
                 raise click.MissingParameter(ctx=ctx, param=argument)
         assert namespace is not None
         assert env is not None
-        parameters = {"namespace": namespace, "env": env} | ({"group": group} if group else {})
+        parameters = {"namespace": namespace, "env": env}
+        if group:
+            parameters["group"] = group
+        if not_these:
+            parameters["not_these"] = ",".join(not_these)
         question, form = Question("/v1/place", parameters), Placement
     (answer,) = ask(url, [question], timeout)
     placement = read(url, question, answer, form)
@@ -103,7 +117,7 @@ def place(
 
 _CANDIDATES = (
     Column("target", least=14),
-    Column("tier", least=9),
+    Column("tier", least=11),
     number("idle"),
     number("reserved"),
     number("headroom"),
@@ -111,7 +125,8 @@ _CANDIDATES = (
     Column("state", least=6),
     Column("verdict", least=16, folds=True),
 )
-_TIER_STYLES = {"idle": "green", "grow": "yellow"}
+_TIER_STYLES = {"idle": "green", "grow": "yellow", "turned_away": "red", "excluded": "dim"}
+_OUTCOME_STYLES = {"served": "green", "empty": "red", "refused": "red"}
 
 
 def placement_lines(placement: Placement, width: int | None) -> Iterator[Line]:
@@ -126,6 +141,9 @@ def placement_lines(placement: Placement, width: int | None) -> Iterator[Line]:
     else:
         goes = f"{'went' if past else 'goes'} to {placement.target}"
     yield from paragraph(f"{'the' if past else 'a'} create {goes}", width, style="bold")
+    if isinstance(placement, PastPlacement):
+        outcome = placement.outcome or "not reported"
+        yield from paragraph(f"outcome: {outcome}", width, style=_OUTCOME_STYLES.get(outcome, ""))
     yield []
     if not placement.candidates:
         yield from paragraph("no pool of another cluster was there to look at", width)

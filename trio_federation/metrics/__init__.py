@@ -8,6 +8,7 @@ from trio_federation.metrics.capacity import publish_metrics
 from trio_federation.metrics.catalogue import (
     BUCKETS,
     CATALOGUE,
+    OUTCOMES,
     PLACEMENTS,
     REFUSALS,
     SINK_FAILURES,
@@ -36,6 +37,7 @@ __all__ = [
     "ORIGINS_PER_KIND",
     "OTHERS",
     "OTHER_PARTIES",
+    "OUTCOMES",
     "PARTIES",
     "PLACEMENTS",
     "REASONS",

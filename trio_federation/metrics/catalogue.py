@@ -15,9 +15,14 @@ PLACEMENTS = (
     ("local", "local_idle"),
     ("local", "local_growth"),
     ("local", "nothing_anywhere"),
+    ("local", "unknown_env"),
+    ("local", "forwarded"),
     ("foreign", "foreign_idle"),
     ("foreign", "foreign_growth"),
 )
+#: What the report of an outcome can come to: the outcome that was told, where it is the first of a placement that is
+#: remembered, or why it changes nothing.
+OUTCOMES = ("served", "empty", "refused", "repeated", "unknown")
 REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "ALREADY_EXISTS")
 
 #: Upper bounds, in seconds, of what is counted together in the histograms: from an answer out of memory to more than
@@ -241,9 +246,27 @@ PLACEMENTS_TOTAL = Family(
     Kind.COUNTER,
     ("outcome", "rule"),
     "Creates that were placed, by outcome, local or foreign, and by the rule that decided: local_idle, local_growth, "
-    "nothing_anywhere, foreign_idle, foreign_growth.",
+    "nothing_anywhere, unknown_env, forwarded, foreign_idle, foreign_growth.",
     '`rate(trio_federation_placements_total{rule="nothing_anywhere"}[5m]) > 0` for 5 minutes: creates wait, and no '
     "cluster has room.",
+)
+PLACEMENT_OUTCOMES_TOTAL = Family(
+    "trio_federation_placement_outcomes_total",
+    Kind.COUNTER,
+    ("outcome",),
+    "Reports of what became of creates that were placed: served, empty or refused, the first report of each; repeated, "
+    "later ones of the same placement, and unknown, those of a placement that is not remembered, which change nothing.",
+    '`sum by (instance) (rate(trio_federation_placement_outcomes_total{outcome=~"empty|refused"}[10m])) / sum by '
+    '(instance) (rate(trio_federation_placement_outcomes_total{outcome=~"served|empty|refused"}[10m])) > 0.05` for 10 '
+    "minutes: pools are found empty although they looked well; what is known of them is too old, or somebody places "
+    "there without a reservation.",
+)
+PLACEMENT_RESERVATIONS = Family(
+    "trio_federation_placement_reservations",
+    Kind.GAUGE,
+    (),
+    "Creates that were placed and still count against where they went: no placement has met a report that shows them "
+    "yet, and they have not run out.",
 )
 
 REGISTRY_RECORDS = Family(
@@ -379,7 +402,11 @@ CATALOGUE = (
             FILTER_WITHHELD_RECORDS_TOTAL,
         ),
     ),
-    Group("Placements", "Where creates were sent, and why.", (PLACEMENTS_TOTAL,)),
+    Group(
+        "Placements",
+        "Where creates were sent, and why, and what became of them, as far as it was reported.",
+        (PLACEMENTS_TOTAL, PLACEMENT_OUTCOMES_TOTAL, PLACEMENT_RESERVATIONS),
+    ),
     Group(
         "Registry and queues",
         "What is held, what waits, and what was refused. Of a process that is a hub and no agent, the registry is what "

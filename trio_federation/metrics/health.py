@@ -19,6 +19,7 @@ from trio_federation.metrics import catalogue
 from trio_federation.metrics.capacity import CAPACITY_FAMILIES
 from trio_federation.metrics.catalogue import (
     BUCKETS,
+    OUTCOMES,
     PLACEMENTS,
     REFUSALS,
     SINK_FAILURES,
@@ -36,8 +37,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: and hubs come from the configuration, but cluster ids are claimed by peers, who must not make the exporter grow.
 ORIGINS_PER_KIND = 128
 REASONS = 32
-#: How many kinds of failures, rules of placement and statuses get series of their own. All of them are fixed words of
-#: this project; a bound stands here so that a mistake in one place does not become a leak in another.
+#: How many kinds of failures, rules and outcomes of placement and statuses get series of their own. All of them are
+#: fixed words of this project; a bound stands here so that a mistake in one place does not become a leak in another.
 WORDS = 32
 #: How many of those who are involved in a sink's troubles get series of their own, for each sink and reason, and what
 #: stands for the rest. A plugin says that they are few.
@@ -65,6 +66,7 @@ _AT_SCRAPE = (
     catalogue.HUB_LAST_BATCH_AGE_SECONDS,
     catalogue.SOURCE_LAST_SUCCESS_AGE_SECONDS,
     catalogue.SINK_LAST_SUCCESS_AGE_SECONDS,
+    catalogue.PLACEMENT_RESERVATIONS,
     catalogue.REGISTRY_RECORDS,
     catalogue.REGISTRY_HELD_RECORDS,
     catalogue.REGISTRY_TOMBSTONES,
@@ -120,6 +122,8 @@ class FederationMetrics:
         self._reasons: set[str] = set()
         self._kinds: dict[str, set[str]] = {"source": set(SOURCE_FAILURES), "sink": set(SINK_FAILURES)}
         self._rules = {rule for _, rule in PLACEMENTS}
+        self._outcomes_known = set(OUTCOMES)
+        self._reserved: Callable[[], int] | None = None
         self._statuses = set(REFUSALS)
         self._batches: dict[str, float] = {}
         self._collects: dict[str, float] = {}
@@ -150,6 +154,7 @@ class FederationMetrics:
         self._filter_failures = self._counter(catalogue.FILTER_FAILURES_TOTAL)
         self._withheld = self._counter(catalogue.FILTER_WITHHELD_RECORDS_TOTAL)
         self._placements = self._counter(catalogue.PLACEMENTS_TOTAL)
+        self._outcomes = self._counter(catalogue.PLACEMENT_OUTCOMES_TOTAL)
         self._dropped = self._counter(catalogue.RECORDS_DROPPED_TOTAL)
         self._refused = self._counter(catalogue.HUB_CALLS_REFUSED_TOTAL)
         self._plugin_failures = self._gauge(catalogue.PLUGIN_FAILURES)
@@ -213,6 +218,8 @@ class FederationMetrics:
         if self._is_new("placements", ""):
             for outcome, rule in PLACEMENTS:
                 self._placements.labels(outcome, rule)
+            for word in OUTCOMES:
+                self._outcomes.labels(word)
 
     def _statuses_begin(self) -> None:
         if self._is_new("statuses", ""):
@@ -346,6 +353,16 @@ class FederationMetrics:
         self._placements_begin()
         self._placements.labels(outcome, _bounded(self._rules, rule, WORDS)).inc()
 
+    def outcome(self, word: str) -> None:
+        """Count one report of what became of a create; `word` is what it came to, one of `OUTCOMES`, or another fixed
+        word."""
+        self._placements_begin()
+        self._outcomes.labels(_bounded(self._outcomes_known, word, WORDS)).inc()
+
+    def reservations(self, count: Callable[[], int]) -> None:
+        """Export how many reservations count now: `count` says it, is called at each scrape and must not block."""
+        self._reserved = count
+
     # What a hub records.
 
     def call_refused(self, status: str) -> None:
@@ -433,6 +450,8 @@ class FederationMetrics:
             (catalogue.SINK_LAST_SUCCESS_AGE_SECONDS, self._updates),
         ):
             yield _at_scrape(family, [(name, max(0.0, now - moment)) for name, moment in moments.items()])
+        if self._reserved is not None:
+            yield _at_scrape(catalogue.PLACEMENT_RESERVATIONS, [("", self._reserved())])
         yield _at_scrape(catalogue.REGISTRY_RECORDS, [("", records)])
         if held is not None:
             kept = held()
