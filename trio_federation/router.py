@@ -175,8 +175,8 @@ class Router:
     ) -> Placement:
         """Where a create of this env (and, unless "", this scaling group) should go.
 
-        `reserve`: whether the placement counts against where it goes until an observation shows it; False only asks,
-        and changes nothing. `not_these`: targets, `<cluster>::<pool>`, that are no choice for this create, as it was
+        `reserve`: whether the placement counts against where it goes until an observation shows it; False only asks, and
+        takes nothing from anybody. `not_these`: targets, `<cluster>::<pool>`, that are no choice for this create, as it was
         turned away there. `forwarded`: whether the create came from another cluster: it is not forwarded again."""
         targets = frozenset((not_these,) if isinstance(not_these, str) else not_these)
         question = _Question(namespace, env_name, group, targets, forwarded)
@@ -306,7 +306,8 @@ class _Question(NamedTuple):
         return (self.namespace, self.env_name)
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.env_name}" + (f" (group {self.group})" if self.group else "")
+        text = f"{self.namespace}/{self.env_name}" + (f" (group {self.group})" if self.group else "")
+        return text if text.isprintable() else repr(text)  # no record has such names, and a caller may
 
 
 class _Env:
@@ -485,8 +486,9 @@ class Candidates(Sequence[Candidate]):
         self._made: tuple[Candidate, ...] = ()
 
     def _all(self) -> tuple[Candidate, ...]:
-        if self._make is not None:
-            self._made = tuple(self._make())
+        make = self._make  # in one step, as two threads may look at the same time
+        if make is not None:
+            self._made = tuple(make())
             self._make = None
         return self._made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import math
@@ -13,16 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trio_federation import capacity
 from trio_federation.capacity import (
     INT32_MAX,
+    LABELS,
     Capacity,
     Origin,
     Withdrawal,
     fault,
+    filled,
     is_group,
     is_label,
     is_subdomain,
     rollup,
+    same_value,
+    stamped,
 )
 from trio_federation.registry import Registry
 
@@ -81,10 +87,39 @@ def test_what_can_grow_and_what_is_schedulable(
     assert record.schedulable is schedulable
 
 
+# The quick way to make one.
+
+VALUES = tuple(field.name for field in dataclasses.fields(Capacity))
+RECORD = replace(GOOD, running=2, pending=3, desired=4, saturated_for=5.5, state="Active", origin=Origin("0f", 7, 1.0))
+
+
+def test_one_that_is_made_quickly_is_like_any_other() -> None:
+    quick = filled(*(getattr(RECORD, name) for name in VALUES))
+    assert type(quick) is Capacity
+    assert [getattr(quick, name) for name in VALUES] == [getattr(RECORD, name) for name in VALUES]
+    assert quick == RECORD
+    assert hash(quick) == hash(RECORD)
+    assert repr(quick) == repr(RECORD)
+    assert replace(quick, idle=9) == replace(RECORD, idle=9)
+    assert copy.copy(quick) == copy.deepcopy(quick) == RECORD
+    assert not hasattr(quick, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        quick.idle = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("observed_at", [None, 3.5])
+@pytest.mark.parametrize("origin", [None, Origin("0a", 1, 0.5)])
+def test_a_stamp_leaves_the_rest_as_it_was(observed_at: float | None, origin: Origin | None) -> None:
+    record = stamped(RECORD, observed_at, origin)
+    assert record == replace(RECORD, observed_at=observed_at, origin=origin)
+    assert record.origin is origin
+    assert (RECORD.observed_at, RECORD.origin) == (100.0, Origin("0f", 7, 1.0)), "it is another record"
+
+
 # Names and ranges.
 
-LABELS = ["a", "0", "a-b", "a--b", "7x", "x" * 63, "0" * 63]
-SUBDOMAINS = [*LABELS, "a.b", "a-b.c-d.0", "x" * 253, ".".join(["a"] * 127)]
+GOOD_LABELS = ["a", "0", "a-b", "a--b", "7x", "x" * 63, "0" * 63]
+SUBDOMAINS = [*GOOD_LABELS, "a.b", "a-b.c-d.0", "x" * 253, ".".join(["a"] * 127)]
 NOT_SUBDOMAINS = [
     "",
     "A",
@@ -128,7 +163,7 @@ NOT_GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", GOOD_LABELS)
 def test_labels(name: str) -> None:
     assert is_label(name)
     assert fault(Capacity(name, name, name, name)) is None
@@ -271,6 +306,68 @@ def test_whatever_a_field_holds_is_named_and_never_raised(values: dict[str, Any]
         # What passes can be kept, sorted and sent: it can be told apart, and its numbers are numbers.
         assert record.identity in {record.identity}
         assert all(0 <= getattr(record, name) <= INT32_MAX for name in COUNTS)
+
+
+usual = st.fixed_dictionaries(
+    {},
+    optional={
+        "cluster_id": st.sampled_from((*GOOD_LABELS, "", "East")),
+        "env_name": st.sampled_from((*SUBDOMAINS, "a.", "")),
+        "member_pool": st.sampled_from((*SUBDOMAINS, "", ".a")),
+        "scaling_group": st.sampled_from((*GROUPS, *NOT_GROUPS)),
+        "state": st.sampled_from(("", "Active", "a\nb", "x" * 64)),
+        **{name: st.sampled_from((-1, 0, 1, INT32_MAX, INT32_MAX + 1, True)) for name in COUNTS},
+        "capacity": st.sampled_from((-2, -1, 0, INT32_MAX, INT32_MAX + 1)),
+        "saturated_for": st.sampled_from((0.0, -0.0, 1.5, -0.5, 0, 7, math.nan, math.inf, INT32_MAX, INT32_MAX + 0.5)),
+        "observed_at": st.sampled_from((None, 0.0, 5, -5.0, math.nan, -math.inf)),
+        "origin": st.sampled_from((None, Origin("0f", 7, 1.0), ("0f", 7, 1.0))),
+    },
+)
+
+
+@given(usual | st.dictionaries(st.sampled_from(VALUES), garbage, max_size=3), st.booleans())
+def test_what_is_seen_quickly_is_what_the_whole_check_finds(values: dict[str, Any], known: bool) -> None:
+    """Whether its names are known already or not."""
+    record = good_but(**values)
+    found = capacity._name_fault(record) or capacity._value_fault(record)
+    if not known:
+        for names in (capacity.LABELS, capacity.SUBDOMAINS, capacity.GROUPS, capacity.STATES):
+            names.clear()
+    quick = capacity._is_plainly_good(record)
+    assert not (quick and found), "what is bad is never good"
+    bad = fault(record)
+    assert (bad and bad.reason) == (found and found.reason)
+    # The quick check is worth nothing where it does not see what nearly all records are.
+    plain = all(type(getattr(record, name)) is type(getattr(RECORD, name)) for name in VALUES if name != "origin")
+    assert quick == (found is None) or not plain
+
+
+def test_names_are_kept_once_as_long_as_they_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_NAMES_KEPT", 3)
+    LABELS.clear()
+    first = "".join(["ea", "st"])
+    assert LABELS[first] is first
+    assert LABELS["".join(["eas", "t"])] is first
+    for name in ("West", "x" * 64, "", "a.b"):
+        assert LABELS[name] is None
+        assert not is_label(name)
+    assert list(LABELS) == ["east"], "what is no name is not kept"
+    for number in range(20):
+        assert is_label(f"c{number}")
+        assert len(LABELS) <= 3
+    assert is_label("east")
+    assert is_label(Cluster.EAST)
+    assert all(type(name) is str for name in LABELS), "and nothing that only looks like one"
+
+
+@pytest.mark.parametrize("one", [0.0, 3.0])
+@pytest.mark.parametrize("other", [0.0, 3.0, 3.5, 9.0])
+def test_a_rest_of_saturation_is_measured_by_its_end(one: float, other: float) -> None:
+    records = [good_but(saturated_for=one), good_but(saturated_for=other)]
+    same = one == other or (one > 0 and other > 0 and abs(one - other) < 1.0)
+    assert same_value(*records) is same_value(*reversed(records)) is same
+    later = good_but(saturated_for=one, observed_at=100.0 + other)
+    assert same_value(records[0], later) is (one == 0 or other < 1.0)
 
 
 @pytest.mark.parametrize("field", ["cluster_id", "namespace", "env_name", "member_pool", "scaling_group"])

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from tests.core.guarded import Guarded
-from trio_federation.capacity import Capacity, Origin, Withdrawal
+from trio_federation.capacity import Capacity, Change, Origin, Withdrawal
 from trio_federation.registry import ForeignMember, Registry, RegistryStatistics
 
 NOW = 1000.0
@@ -109,6 +109,23 @@ async def test_under_a_mock_clock_the_ttl_is_virtual_time(autojump_clock: trio.t
     assert len(registry) == 1
     await trio.sleep(0.001)
     assert len(registry) == 0
+
+
+def test_what_was_checked_already_is_taken_in_the_same_way(
+    registry: Registry, clock: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Registry("west", clock=clock)
+    batch: list[Change] = [member(idle=1), member(pool="p2"), Withdrawal(member(pool="p2").identity), member(idle=3)]
+    assert other.apply(batch) == []
+
+    def check(change: object) -> None:
+        raise AssertionError("that is what it is spared")
+
+    monkeypatch.setattr("trio_federation.registry.change_fault", check)
+    registry.apply_checked(batch)
+    assert registry.snapshot() == other.snapshot() == [member(idle=3, observed_at=NOW)]
+    assert registry.statistics() == other.statistics()
+    assert registry.version() == other.version()
 
 
 # What overwrites what.
@@ -419,7 +436,7 @@ def test_a_query_frees_a_few_of_what_has_run_out_elsewhere_and_many_queries_all_
         assert registry.best_foreign_member("ns", "env99") is None, "although it may not be freed yet"
         held.append(registry._table.held()["records"])
         assert 0 < held[-2] - held[-1] <= 10
-    assert registry._table.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
+    assert registry._table.held() == {"records": 0, "tombstones": 0, "instances": 0, "entries": 0}
     assert registry._table.envs == {}
 
 
@@ -433,7 +450,7 @@ def test_a_registry_that_hears_nothing_for_long_enough_holds_nothing(registry: R
     assert registry.statistics() == RegistryStatistics(0, 0, 2, 0, {})
     clock.now = math.nextafter(NOW + 60.0, math.inf)
     assert registry.statistics() == RegistryStatistics(0, 0, 0, 0, {})
-    assert registry._table.held()["heap"] == 0
+    assert registry._table.held()["entries"] == 0
 
 
 # Clocks (case C31).

@@ -242,7 +242,7 @@ class RegistryMachine(RuleBasedStateMachine):
         )
         for table in (self.table, self.registry._table, self.lazy._table):
             held = table.held()
-            assert held["heap"] <= 2 * (held["records"] + held["tombstones"] + held["instances"]) + 64
+            assert held["entries"] <= 2 * (held["records"] + held["tombstones"] + held["instances"]) + 64
 
     def teardown(self) -> None:
         """In the end nothing comes in for as long as anything is remembered, and everything is free again."""
@@ -255,8 +255,8 @@ class RegistryMachine(RuleBasedStateMachine):
         statistics = self.registry.statistics()
         assert (statistics.tombstones, statistics.refused) == (0, {})
         self.table.expire(self.now)
-        assert self.table.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
-        assert self.registry._table.held()["heap"] == 0
+        assert self.table.held() == {"records": 0, "tombstones": 0, "instances": 0, "entries": 0}
+        assert self.registry._table.held()["entries"] == 0
         assert not self.registry._table.envs
         assert not self.registry._table._held
 

@@ -313,9 +313,8 @@ def test_reports_retire_the_same_in_every_order(
     arrivals.sort(key=lambda arrival: arrival[0])
     asked_at = min(asked_at, 79)
     seen = [observed for arrives, observed in arrivals if arrives <= asked_at]
-    router_ttl = RESERVATION_TTL
     scene = Scene(member("east", idle=5, observed_at=NOW - 20))
-    scene.router = Router(scene.registry, settle_time=settled * 0.5 + TICK, reservation_ttl=router_ttl)
+    scene.router = Router(scene.registry, settle_time=settled * 0.5 + TICK, reservation_ttl=RESERVATION_TTL)
     scene.place()
     for arrives, observed in arrivals:
         if arrives <= asked_at:
@@ -705,6 +704,17 @@ def test_a_create_that_found_nothing_here_goes_elsewhere_until_something_newer_i
     assert scene.ask("cpu").rule is Rule.LOCAL_IDLE
 
 
+def test_what_is_known_of_a_group_here_is_what_is_known_of_its_oldest_row() -> None:
+    rows = [member("west", pool, "cpu", idle=3) for pool in ("p1", "p2")]
+    scene = Scene()
+    scene.observe(replace(rows[0], observed_at=NOW - 1), rows[1])
+    assert scene.router.report_outcome(scene.place("cpu").id, "empty")
+    assert scene.ask("cpu").rule is Rule.NOTHING_ANYWHERE
+    # The younger row was known already, the older one is what the word was waiting for.
+    scene.observe(rows[0])
+    assert scene.ask("cpu").rule is Rule.LOCAL_IDLE
+
+
 def test_a_create_that_was_served_is_shown_by_the_next_observation() -> None:
     scene = Scene(member("east", idle=9))
     placed = [scene.place() for _ in range(3)]
@@ -828,8 +838,11 @@ def test_only_the_last_placements_are_remembered_but_what_they_reserved_counts()
     assert scene.candidate("east::p1").tier is Tier.IDLE
 
 
+@pytest.mark.parametrize("observed_between", [False, True])
 @pytest.mark.parametrize("words", [("served", "empty"), ("empty", "served"), ("empty", "empty")])
-def test_of_a_placement_that_is_no_longer_remembered_the_first_word_counts_if_any(words: tuple[str, str]) -> None:
+def test_of_a_placement_that_is_no_longer_remembered_the_first_word_counts_if_any(
+    words: tuple[str, str], observed_between: bool
+) -> None:
     """Whether its reservation is enough for a word to count is one thing; that a second one does not is another."""
     scene = Scene(member("east", idle=2 * PLACEMENTS_KEPT))
     placed = [scene.place() for _ in range(PLACEMENTS_KEPT + 1)]
@@ -838,7 +851,8 @@ def test_of_a_placement_that_is_no_longer_remembered_the_first_word_counts_if_an
     after = replace(scene.ask(), id="")
     assert counted or after == before
     scene.now += 0.5
-    scene.observe(member("east", idle=2 * PLACEMENTS_KEPT))
+    if observed_between:
+        scene.observe(member("east", idle=2 * PLACEMENTS_KEPT))
     after = replace(scene.ask(), id="")
     reserved = scene.router.reserved()
     scene.router.report_outcome(placed[0].id, words[1])

@@ -3,7 +3,6 @@ out is freed without looking at the rest. That it agrees with a naive model is s
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from dataclasses import replace
@@ -323,6 +322,40 @@ def test_the_earliest_estimate_of_a_start_is_the_one_that_counts() -> None:
     assert samples.apply([later], 100.0) == [later]
 
 
+def test_in_one_batch_an_instance_may_give_way_to_a_later_one_and_not_come_back() -> None:
+    """Samples of one report are admitted together, but only as long as nothing else came in between."""
+    old, new = Origin("a", 5, 0.0), Origin("b", 1, 50.0)
+    later: tuple[Change, ...] = (sample(100.0, new, "p3"), Withdrawal((*IDENTITY[:3], "p3"), new))
+    for between in later:
+        samples = table()
+        batch: list[Change] = [sample(100.0, old, "p1"), sample(100.0, old, "p2"), between, sample(100.0, old, "p4")]
+        assert samples.apply(batch, 100.0) == batch[:3]
+    samples = table()
+    assert samples.apply([sample(100.0, old)], 100.0) == [sample(100.0)]
+    assert samples.apply([sample(100.0, new)], 100.0) == [sample(100.0)]
+    assert samples.apply([sample(100.0, old, "p2")], 100.0) == []
+
+
+def test_what_is_admitted_of_one_cluster_is_not_of_another() -> None:
+    samples = table()
+    north = ("north", "ns", "a")
+    shared, newer = Origin("a", 1, 0.0), Origin("b", 1, 50.0)
+    samples.apply([Capacity(*north, "p1", observed_at=100.0, origin=newer)], 100.0)
+    batch = [sample(100.0, shared), Capacity(*north, "p2", observed_at=100.0, origin=shared)]
+    assert samples.apply(batch, 100.0) == batch[:1]
+
+
+def test_every_sample_of_a_report_is_evidence_of_life() -> None:
+    samples = table()
+    origin = Origin("a", 1, 0.0)
+    samples.apply([sample(90.0, origin, "p1"), sample(100.0, origin, "p2"), sample(95.0, origin, "p3")], 100.0)
+    together = Origin("b", 1, 1.0)
+    now = 90.0 + SILENCE_LIMIT + 5.0
+    assert samples.apply([sample(now, together)], now) == [], "it was heard of at 100"
+    now = 100.0 + SILENCE_LIMIT + 1.0
+    assert samples.apply([sample(now, together)], now) == [sample(now)]
+
+
 def test_each_cluster_has_an_instance_of_its_own() -> None:
     samples = table()
     east, north = (
@@ -383,10 +416,10 @@ def test_an_age_of_exactly_the_time_to_live_counts_and_not_one_step_of_a_float_m
         "records": 1,
         "tombstones": 0,
         "instances": int(origin is not None),
-        "heap": len(samples._heap),
+        "entries": 1 + int(origin is not None),
     }
     samples.expire(math.nextafter(end, math.inf))
-    assert samples.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
+    assert samples.held() == {"records": 0, "tombstones": 0, "instances": 0, "entries": 0}
 
 
 @given(st.floats(0.001, 1e7), st.floats(0.001, 1e4), st.integers(-3, 3))
@@ -402,7 +435,7 @@ def test_times_that_no_float_adds_up_exactly_free_what_does_not_count_any_more(
     samples.expire(now)  # and it ends
     assert len(list(samples.fresh(now))) == int(now - observed_at <= ttl)
     samples.expire(now + 1.0)
-    assert samples.held()["heap"] == len(samples) == 0
+    assert samples.held()["entries"] == len(samples) == 0
 
 
 def test_a_record_that_was_refreshed_lives_on_from_its_new_time() -> None:
@@ -420,7 +453,7 @@ def test_a_record_whose_newer_sample_is_older_in_time_runs_out_earlier() -> None
     samples.apply([sample(100.0, Origin("a", 1, 0.0)), sample(80.0, Origin("a", 2, 0.0))], 100.0)
     samples.expire(110.5)
     assert len(samples) == 0
-    assert samples.held()["heap"] <= 2
+    assert samples.held()["entries"] <= 2
 
 
 @pytest.mark.parametrize(
@@ -452,16 +485,17 @@ def heap_bound(samples: SampleTable) -> int:
 
 
 class Counted:
-    """Counts the heap entries that are looked at."""
+    """Counts the entries of calendars that are looked at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.looks = 0
-        self._pop = heapq.heappop
-        monkeypatch.setattr("trio_federation.samples.heapq.heappop", self)
+        look = SampleTable._look_at
 
-    def __call__(self, heap: list[Any]) -> Any:
-        self.looks += 1
-        return self._pop(heap)
+        def count(*arguments: Any) -> None:
+            self.looks += 1
+            look(*arguments)
+
+        monkeypatch.setattr(SampleTable, "_look_at", count)
 
 
 def test_a_refresh_costs_no_heap_operation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +507,7 @@ def test_a_refresh_costs_no_heap_operation(monkeypatch: pytest.MonkeyPatch) -> N
         now = 100.0 + step * TTL / 100
         samples.apply([sample(now, pool=pool) for pool in pools], now)
     assert looked.looks == 0
-    assert samples.held() == {"records": 50, "tombstones": 0, "instances": 0, "heap": 50}
+    assert samples.held() == {"records": 50, "tombstones": 0, "instances": 0, "entries": 50}
 
 
 def test_in_a_storm_of_refreshes_every_record_is_put_back_once_per_time_to_live(
@@ -486,7 +520,7 @@ def test_in_a_storm_of_refreshes_every_record_is_put_back_once_per_time_to_live(
     for step in range(lives * 30):
         now = 100.0 + step
         samples.apply([sample(now, Origin("a", step, 0.0), pool=pool) for pool in pools], now)
-        assert samples.held() == {"records": 50, "tombstones": 0, "instances": 1, "heap": 51}
+        assert samples.held() == {"records": 50, "tombstones": 0, "instances": 1, "entries": 51}
     assert looked.looks <= 51 * lives
 
 
@@ -498,12 +532,12 @@ def test_flapping_records_leave_no_heap_behind() -> None:
         now += 0.01
         origin = Origin("a", 2 * step, 0.0)
         samples.apply([sample(now, origin, pool) for pool in pools], now)
-        assert samples.held()["heap"] <= heap_bound(samples)
+        assert samples.held()["entries"] <= heap_bound(samples)
         samples.apply([Withdrawal((*IDENTITY[:3], pool), origin._replace(seq=2 * step + 1)) for pool in pools], now)
-        assert samples.held()["heap"] <= heap_bound(samples)
+        assert samples.held()["entries"] <= heap_bound(samples)
     assert samples.held()["tombstones"] == 20
     samples.expire(math.nextafter(now + TOMBSTONE_TTL, math.inf))
-    assert samples.held() == {"records": 0, "tombstones": 0, "instances": 0, "heap": 0}
+    assert samples.held() == {"records": 0, "tombstones": 0, "instances": 0, "entries": 0}
 
 
 def test_times_that_go_backwards_leave_no_heap_behind() -> None:
@@ -512,10 +546,10 @@ def test_times_that_go_backwards_leave_no_heap_behind() -> None:
     for step in range(2000):
         # Each newer sample is a little older in time than the one before, then they start again.
         samples.apply([sample(now - step % 200 * 0.1, Origin("a", step, 0.0))], now)
-        assert samples.held()["heap"] <= heap_bound(samples)
+        assert samples.held()["entries"] <= heap_bound(samples)
         assert len(samples) == 1
     samples.expire(now + TTL + 1)
-    assert samples.held()["heap"] == 0
+    assert samples.held()["entries"] == 0
 
 
 def test_many_instances_of_one_cluster_leave_no_heap_behind() -> None:
@@ -525,7 +559,7 @@ def test_many_instances_of_one_cluster_leave_no_heap_behind() -> None:
         # Each started long after the one before.
         samples.apply([sample(now, Origin(f"i{step}", 1, -10.0 * (500 - step)))], now)
         assert samples.held()["instances"] == 1
-        assert samples.held()["heap"] <= heap_bound(samples)
+        assert samples.held()["entries"] <= heap_bound(samples)
 
 
 def test_expiry_looks_only_at_what_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,8 +585,8 @@ def test_expiry_goes_on_in_the_heap_that_it_makes_smaller() -> None:
     samples.apply([sample(125.0, pool=pool) for pool in pools[30:40]], 125.0)
     samples.expire(131.0)
     assert len(samples) == 10
-    assert min(due for due, _, _ in samples._heap) >= 131.0, "nothing that was due is left for another time"
-    assert samples.held()["heap"] <= heap_bound(samples)
+    assert min(samples._moments) >= 131.0, "nothing that was due is left for another time"
+    assert samples.held()["entries"] <= heap_bound(samples)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7])
