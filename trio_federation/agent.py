@@ -152,7 +152,7 @@ class Agent:
             sinks=list(self.sink_accounts),
             filters=list(filters or {}),
         )
-        self.metrics.reservations(self.router.reserved)
+        self.metrics.reservations(self.router.held)
         self.metrics.queue("intake", lambda: self._at_intake.statistics().current_buffer_used)
         self.metrics.queue("feed", lambda: self._at_registry.statistics().current_buffer_used)
 
@@ -275,10 +275,9 @@ class Agent:
     def report_outcome(self, placement_id: str, outcome: str) -> Outcome | None:
         """Say what came of a placement. Returns the outcome that counts, which is the first one that was said, or None
         where the placement is not remembered. Raises ValueError for a word that is no outcome."""
-        before = self.router.recent(placement_id)
         if not self.router.report_outcome(placement_id, outcome):
             return None
-        return Outcome(outcome) if before is None or before.outcome is None else before.outcome
+        return self.router.outcome(placement_id) or Outcome(outcome)
 
     def _placed(self, placed: Placed) -> None:
         placement = placed.placement
@@ -289,7 +288,7 @@ class Agent:
         self.metrics.outcome(word)
         placed = self.router.recent(placement_id)
         target = placed.placement.target if placed is not None else None
-        log.debug("outcome", id=placement_id, outcome=word, target=target)
+        log.debug("outcome", id=placement_id[:80], outcome=word, target=target)
 
     def _tell_placement(self, placed: Placed, *, reserved: bool) -> None:
         if not log.is_enabled_for(logging.DEBUG):
@@ -402,7 +401,8 @@ class Agent:
             self._apply(changes)
 
     def _apply(self, changes: Sequence[Change]) -> None:
-        self.registry.apply(changes)
+        # Whatever comes here was checked where it came in, by `wire.changes_of` or by `LocalTruth`.
+        self.registry.apply_checked(changes)
         if self._applied is not None:
             self._applied(changes)
 

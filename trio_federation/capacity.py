@@ -1,15 +1,14 @@
 """The record that everything here is about: how much room one pool of one env in one cluster has, its names and ranges,
-and how records add up. Pure: no I/O, no clock, no state beyond a cache of names already found valid. Which of two
-records is newer is decided in `samples.py`, how a record travels in `wire.py`."""
+and how records add up. Pure: no I/O, no clock, no state beyond the names already found valid. Which of two records is
+newer is decided in `samples.py`, how a record travels in `wire.py`."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, cast
 
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
@@ -84,6 +83,97 @@ class Capacity:
         return (self.cluster_id, self.namespace, self.env_name, self.member_pool, self.scaling_group)
 
 
+class _Filled:
+    """A Capacity that is filled, from which on it is one and cannot be changed any more.
+
+    A frozen dataclass fills itself past its own lock, which takes 1.9 µs, against 0.3 µs for this; where tens of
+    thousands of records come in, that is a fifth of all work."""
+
+    __slots__ = (
+        "autoscaling_enabled",
+        "capacity",
+        "cluster_id",
+        "desired",
+        "env_name",
+        "idle",
+        "member_pool",
+        "namespace",
+        "observed_at",
+        "origin",
+        "pending",
+        "running",
+        "saturated_for",
+        "scaling_group",
+        "state",
+    )
+
+    def __init__(
+        self,
+        cluster_id: str,
+        namespace: str,
+        env_name: str,
+        member_pool: str,
+        scaling_group: str,
+        idle: int,
+        running: int,
+        pending: int,
+        desired: int,
+        autoscaling_enabled: bool,
+        capacity: int,
+        saturated_for: float,
+        state: str,
+        observed_at: float | None,
+        origin: Origin | None,
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.namespace = namespace
+        self.env_name = env_name
+        self.member_pool = member_pool
+        self.scaling_group = scaling_group
+        self.idle = idle
+        self.running = running
+        self.pending = pending
+        self.desired = desired
+        self.autoscaling_enabled = autoscaling_enabled
+        self.capacity = capacity
+        self.saturated_for = saturated_for
+        self.state = state
+        self.observed_at = observed_at
+        self.origin = origin
+        # Python takes this for two classes with the same slots.
+        self.__class__ = Capacity  # type: ignore[assignment]
+
+
+#: Makes a Capacity of all its fields, in their order: the quick way for those who make many.
+filled = cast(
+    Callable[
+        [str, str, str, str, str, int, int, int, int, bool, int, float, str, float | None, Origin | None], Capacity
+    ],
+    _Filled,
+)
+
+
+def stamped(record: Capacity, observed_at: float | None, origin: Origin | None) -> Capacity:
+    """The same value, observed then, with that place in its agent's history."""
+    return filled(
+        record.cluster_id,
+        record.namespace,
+        record.env_name,
+        record.member_pool,
+        record.scaling_group,
+        record.idle,
+        record.running,
+        record.pending,
+        record.desired,
+        record.autoscaling_enabled,
+        record.capacity,
+        record.saturated_for,
+        record.state,
+        observed_at,
+        origin,
+    )
+
+
 class Withdrawal(NamedTuple):
     """Word that an identity is gone, with its place in the agent's history (None: from a peer that sends none)."""
 
@@ -105,36 +195,62 @@ class Fault(NamedTuple):
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 
-# Names repeat from record to record and from report to report, so each is matched once. Both the number of names kept
-# and their length are bounded, so a peer that sends ever new or ever longer ones cannot grow the caches.
-_match_label = lru_cache(65536)(_LABEL.fullmatch)
-_match_subdomain = lru_cache(65536)(_SUBDOMAIN.fullmatch)
+#: Names of one kind that are kept; when there would be more, the keeping begins anew.
+_NAMES_KEPT = 65536
 
 
-def _is_text(value: object, longest: int) -> TypeGuard[str]:
+class _Names(dict[str, str | None]):
+    """The good names of one kind: for a name its value is the name, and for what is none None.
+
+    Names repeat from record to record and from report to report, so each is matched once, and all records that come in
+    share one string, which takes less memory and is quicker to compare. Only good names are kept, and no more than
+    _NAMES_KEPT, so a peer that sends ever new, or ever longer ones, cannot make this grow."""
+
+    def __init__(self, longest: int, is_good: Callable[[str], object]) -> None:
+        super().__init__()
+        self._longest = longest
+        self._is_good = is_good
+
+    def __missing__(self, name: str) -> str | None:
+        if len(name) > self._longest or not self._is_good(name):
+            return None
+        if len(self) >= _NAMES_KEPT:
+            self.clear()
+        self[name] = name
+        return name
+
+
+def _is_good_group(name: str) -> bool:
+    return name.isprintable() and "::" not in name and "//" not in name
+
+
+# To be asked with a str, and nothing that only looks like one.
+LABELS = _Names(63, _LABEL.fullmatch)
+SUBDOMAINS = _Names(253, _SUBDOMAIN.fullmatch)
+GROUPS = _Names(63, _is_good_group)
+STATES = _Names(63, str.isprintable)
+
+
+def _is_in(names: _Names, name: object) -> bool:
     # A subclass of str may pass, as an enum's member does, but not one that no dict finds by its text.
-    return isinstance(value, str) and len(value) <= longest and type(value).__hash__ is str.__hash__
+    return isinstance(name, str) and type(name).__hash__ is str.__hash__ and names[str.__str__(name)] is not None
 
 
 def is_label(name: object) -> bool:
     """Whether `name` is a lower-case RFC 1123 label of at most 63 characters: a cluster id or a namespace."""
-    return _is_text(name, 63) and _match_label(name) is not None
+    return _is_in(LABELS, name)
 
 
 def is_subdomain(name: object) -> bool:
     """Whether `name` is a lower-case RFC 1123 subdomain of at most 253 characters: an env or a pool."""
-    return _is_text(name, 253) and _match_subdomain(name) is not None
+    return _is_in(SUBDOMAINS, name)
 
 
 def is_group(name: object) -> bool:
     """Whether `name` can be a scaling group: "" or up to 63 printable characters that cannot break a target or a path.
 
     str.isprintable() refuses control characters, line and paragraph separators and lone surrogates."""
-    return _is_text(name, 63) and name.isprintable() and "::" not in name and "//" not in name
-
-
-def _is_state(text: object) -> bool:
-    return _is_text(text, 63) and text.isprintable()
+    return _is_in(GROUPS, name)
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -152,12 +268,51 @@ def _is_seconds(value: object) -> bool:
 
 def fault(record: Capacity) -> Fault | None:
     """Why a record breaks a name or a range of semantics.md, or None where it is good. Never raises for a bad value."""
+    if _is_plainly_good(record):
+        return None
     bad = _name_fault(record)
     if bad is None:
         bad = _value_fault(record)
         if bad is not None:  # whose names are good, so that they tell which one it is
             bad = Fault(bad.reason, f"{bad.detail} (in {'/'.join(record.identity)})")
     return bad
+
+
+def _is_plainly_good(record: Capacity) -> bool:
+    """Whether a record is good, and holds only what nearly all of them do, which is quick to see: 0.7 µs instead of
+    2.2. Where it is not, it may be good all the same."""
+    pool = record.member_pool
+    return (
+        type(record.cluster_id)
+        is type(record.namespace)
+        is type(record.env_name)
+        is type(pool)
+        is type(record.scaling_group)
+        is type(record.state)
+        is str
+        and LABELS[record.cluster_id] is not None
+        and LABELS[record.namespace] is not None
+        and SUBDOMAINS[record.env_name] is not None
+        and (pool == "" or SUBDOMAINS[pool] is not None)
+        and GROUPS[record.scaling_group] is not None
+        and STATES[record.state] is not None
+        and type(record.idle)
+        is type(record.running)
+        is type(record.pending)
+        is type(record.desired)
+        is type(record.capacity)
+        is int
+        and 0 <= record.idle <= INT32_MAX
+        and 0 <= record.running <= INT32_MAX
+        and 0 <= record.pending <= INT32_MAX
+        and 0 <= record.desired <= INT32_MAX
+        and -1 <= record.capacity <= INT32_MAX
+        and type(record.autoscaling_enabled) is bool
+        and type(record.saturated_for) is float
+        and 0.0 <= record.saturated_for <= INT32_MAX
+        and (record.observed_at is None or (type(record.observed_at) is float and math.isfinite(record.observed_at)))
+        and (record.origin is None or type(record.origin) is Origin)
+    )
 
 
 def _name_fault(record: Capacity) -> Fault | None:
@@ -187,7 +342,7 @@ def _value_fault(record: Capacity) -> Fault | None:
         return Fault("autoscaling_enabled", _not_a("autoscaling_enabled", record.autoscaling_enabled, "true or false"))
     if not _is_seconds(record.saturated_for) or not 0 <= record.saturated_for <= INT32_MAX:
         return Fault("saturated_for", _not_a("saturated_for", record.saturated_for, f"seconds from 0 to {INT32_MAX}"))
-    if not _is_state(record.state):
+    if not _is_in(STATES, record.state):
         return Fault("state", _not_a("state", record.state, "at most 63 printable characters"))
     if record.observed_at is not None and not _is_seconds(record.observed_at):
         return Fault("observed_at", _not_a("observed_at", record.observed_at, "seconds on the local clock"))
@@ -283,8 +438,13 @@ def same_value(one: Capacity, other: Capacity) -> bool:
         and one.autoscaling_enabled == other.autoscaling_enabled
         and one.state == other.state
         and one.scaling_group == other.scaling_group
-        and (one.saturated_for > 0) == (other.saturated_for > 0)
-        and (one.saturated_for == 0 or abs(_saturated_until(one) - _saturated_until(other)) < _SAME_MOMENT)
+        and (
+            one.saturated_for == other.saturated_for == 0
+            or (
+                one.saturated_for > 0 < other.saturated_for
+                and abs(_saturated_until(one) - _saturated_until(other)) < _SAME_MOMENT
+            )
+        )
     )
 
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import structlog
 import trio
 
-from trio_federation.capacity import Capacity, Change, Fault
+from trio_federation.capacity import Capacity, Change, Fault, Identity
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import HubSettings
 from trio_federation.errors import AlreadyExists, RpcError, Unavailable
 from trio_federation.identity import CLUSTER_KEY, Caller, authenticate
 from trio_federation.metrics import FederationMetrics
-from trio_federation.outbox import Outbox, without_cluster
+from trio_federation.outbox import Outbox, newest, without_cluster
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
 from trio_federation.rpc import (
     ConnectionSettings,
@@ -37,7 +37,7 @@ from trio_federation.rpc import (
 )
 from trio_federation.samples import SampleTable
 from trio_federation.sessions import Session, Sessions
-from trio_federation.wire import AT_ONCE, broadcast_messages, changes_of
+from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, changes_of
 
 log = structlog.get_logger("trio_federation.hub")
 
@@ -60,10 +60,17 @@ class _Watcher:
         self.something = trio.Event()
 
     def offer(self, changes: Sequence[Change]) -> None:
+        """Changes of any clusters."""
         if self._spared_cluster is not None:
             changes = without_cluster(changes, self._spared_cluster)
         if changes:
             self.outbox.offer(changes)
+            self.something.set()
+
+    def offer_newest(self, cluster_id: str, changes: Mapping[Identity, Change], offered: int) -> None:
+        """Changes of one cluster, as an outbox takes them that are for many."""
+        if cluster_id != self._spared_cluster:
+            self.outbox.offer_newest(changes, offered)
             self.something.set()
 
 
@@ -87,6 +94,7 @@ class Hub:
         self._report_scopes: dict[Session, trio.CancelScope] = {}
         # In the order of their coming: a dict, since a set's order differs from run to run.
         self._watchers: dict[_Watcher, None] = {}
+        self._encoder = BroadcastEncoder()
         #: changes conflated for watchers that have left
         self._conflated = 0
         self.metrics.watchers(0)
@@ -214,7 +222,7 @@ class Hub:
                         self._refused(caller.cluster_id, received.refused)
                     if not self._sessions.is_current(session):
                         break  # replaced in this very moment: late data changes nothing
-                    self._relay(self._store.apply(received.changes, now))
+                    self._relay(caller.cluster_id, self._store.apply(received.changes, now))
                 else:
                     said_goodbye = True
                     await call.answer()
@@ -245,12 +253,16 @@ class Hub:
         if hidden:
             # Whoever came to watch while it was gone was not shown its records.
             now = self._clock()
-            self._relay([record for record in self._store.fresh(now) if record.cluster_id == caller.cluster_id])
+            again = [record for record in self._store.fresh(now) if record.cluster_id == caller.cluster_id]
+            self._relay(caller.cluster_id, again)
         return opened.session
 
-    def _relay(self, news: Sequence[Change]) -> None:
-        for watcher in self._watchers:
-            watcher.offer(news)
+    def _relay(self, cluster_id: str, news: Sequence[Change]) -> None:
+        """Tell everybody who watches, and is not spared it, of news of one cluster."""
+        if news:
+            by_identity = newest(news)
+            for watcher in self._watchers:
+                watcher.offer_newest(cluster_id, by_identity, len(news))
 
     def _refused(self, cluster_id: str, faults: Sequence[Fault]) -> None:
         for reason, count in Counter(fault.reason for fault in faults).items():
@@ -286,7 +298,7 @@ class Hub:
                     watcher.something = trio.Event()
                     await watcher.something.wait()
                 changes = watcher.outbox.take(AT_ONCE)
-                for message in broadcast_messages(changes, self._clock()):
+                for message in self._encoder.messages(changes, self._clock()):
                     await self._send(call, message)
         finally:
             del self._watchers[watcher]
@@ -294,7 +306,7 @@ class Hub:
             self.metrics.watchers(len(self._watchers))
             log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
 
-    async def _send(self, call: IncomingWatch, message: FederationBroadcast) -> None:
+    async def _send(self, call: IncomingWatch, message: FederationBroadcast | EncodedBroadcast) -> None:
         """Send a message, or end a watch that takes none for a whole TTL, in which everything of it has run out.
         Whoever is cut off gets what is there when it comes back."""
         limit = self.settings.ttl

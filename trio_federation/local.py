@@ -5,7 +5,7 @@ Pure: no I/O and no tasks; when to ask a source and when to tell a hub is decide
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from trio_federation.capacity import (
@@ -18,6 +18,7 @@ from trio_federation.capacity import (
     change_fault,
     fault,
     same_value,
+    stamped,
 )
 
 #: What others may know, where that is decided record by record: by identity the record to be told, or None where
@@ -109,8 +110,9 @@ class LocalTruth:
             if (bad := self._fault(source, record, seen, now)) is not None:
                 update.refused.append(bad)
                 continue
-            seen.add(record.identity)
-            if record.identity not in pushed:
+            identity = record.identity
+            seen.add(identity)
+            if identity not in pushed:
                 self._take(source, record, observed_at, now, origin, reports, update)
             if len(update.samples) >= SLICE:
                 yield update
@@ -197,7 +199,7 @@ class LocalTruth:
         update: Update,
     ) -> None:
         stamp = min(record.observed_at if record.observed_at is not None else observed_at, now)
-        record = replace(record, observed_at=stamp, origin=origin)
+        record = stamped(record, stamp, origin)
         identity = record.identity
         owner = self._owners.get(identity, source)
         if owner != source:  # which has not vouched for it for a TTL, and so has lost it
@@ -213,13 +215,14 @@ class LocalTruth:
                 self._untell(identity, origin, now, update)
             else:
                 # When it was true, and where it stands in our history, is not a filter's to say.
-                self._tell(replace(report, observed_at=stamp, origin=origin), now, update)
+                self._tell(stamped(report, stamp, origin), now, update)
         # else nobody knows what others may know: they keep what they were told before, until it is too old
 
     def _tell(self, record: Capacity, now: float, update: Update) -> None:
-        known = self._told.get(record.identity)
-        self._told[record.identity] = record
-        self._gone.pop(record.identity, None)
+        identity = record.identity
+        known = self._told.get(identity)
+        self._told[identity] = record
+        self._gone.pop(identity, None)
         if known is None or not same_value(known, record) or self._was_silent(known, now):
             update.news.append(record)
 
@@ -240,12 +243,12 @@ class LocalTruth:
         assert isinstance(record, Capacity)
         if record.cluster_id != self.cluster_id:
             return Fault("foreign", f"cluster_id {record.cluster_id!r} is not the agent's own, {self.cluster_id!r}")
-        name = "/".join(record.identity[1:])
-        if record.identity in seen:
-            return Fault("duplicate", f"{name} stands there twice")
-        owner = self._owners.get(record.identity, source)
-        if owner != source and self._counts(self._records[owner][record.identity], now):
-            return Fault("duplicate", f"{name} is reported by {owner} already")
+        identity = record.identity
+        if identity in seen:
+            return Fault("duplicate", f"{'/'.join(identity[1:])} stands there twice")
+        owner = self._owners.get(identity, source)
+        if owner != source and self._counts(self._records[owner][identity], now):
+            return Fault("duplicate", f"{'/'.join(identity[1:])} is reported by {owner} already")
         return None
 
     def _counts(self, record: Capacity, now: float) -> bool:

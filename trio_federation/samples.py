@@ -3,19 +3,19 @@ one place with these rules (semantics.md, "Registry" and "Wire"), shared by an a
 `now` is an argument, nothing here is a task or takes a lock, and what is done with the records is the caller's
 business.
 
-What has run out is freed without a scan: everything that ends on its own has one entry in a heap, ordered by when it
-has to be looked at again. A record that was refreshed meanwhile is put back when its entry comes up, so a refresh
-itself costs no heap operation, and every record is put back at most once per time to live."""
+What has run out is freed without a scan: everything that ends on its own has one entry in a calendar, a heap of the
+moments at which something has to be looked at again, each with a list of what. A record that was refreshed meanwhile is
+put back when its entry comes up, so a refresh itself costs nothing here, and every record is put back at most once per
+time to live. The records of a report were observed at one moment, so that they share a place in the heap."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Protocol
 
-from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal
+from trio_federation.capacity import Capacity, Change, Identity, Origin, Withdrawal, stamped
 
 #: Starts of two instances closer than this (seconds) cannot be told apart: uptimes are measured by different machines
 #: and delayed on their way.
@@ -23,7 +23,7 @@ START_TOLERANCE = 5.0
 
 
 class _Ending(Protocol):
-    """Something in the heap: `due` is when its entry is looked at, `ends_at` when it has really run out."""
+    """Something in the calendar: `due` is when its entry is looked at, `ends_at` when it has really run out."""
 
     due: float
 
@@ -111,8 +111,12 @@ class SampleTable:
         self._instances: dict[str, _Instance] = {}
         #: how many records of one cluster and instance are held; no entry for none
         self._held: dict[tuple[str, str], int] = {}
-        self._heap: list[tuple[float, int, _Ending]] = []
-        self._pushed = 0
+        #: the moments at which something is due, as a heap, and what is due at each of them
+        self._moments: list[float] = []
+        self._due: dict[float, list[_Ending]] = {}
+        self._entries = 0
+        #: the last sample in this batch that was found to come from its cluster's current instance
+        self._admitted: tuple[str, Origin, float] | None = None
 
     # What a subclass that keeps an index of its own overrides.
 
@@ -131,6 +135,7 @@ class SampleTable:
         """Take in samples and withdrawals, in this order. Returns those that were news, with observed_at filled in:
         what a hub relays. Late, repeated and outdated ones change nothing and are left out."""
         self.expire(now)
+        self._admitted = None
         return [
             news
             for change in changes
@@ -138,22 +143,35 @@ class SampleTable:
         ]
 
     def _sample(self, record: Capacity, now: float) -> Capacity | None:
-        observed_at = record.observed_at
+        observed_at, origin = record.observed_at, record.origin
         if observed_at is None or observed_at > now:
             observed_at = now
-            record = replace(record, observed_at=now)
-        if record.origin is not None and not self._admit(record.cluster_id, record.origin, observed_at, now):
-            return None
+            record = stamped(record, now, origin)
+        if origin is not None:
+            # The records of a report come together, and what lets one of them in lets in the next one too.
+            sender = (record.cluster_id, origin, observed_at)
+            if sender != self._admitted:
+                if not self._admit(record.cluster_id, origin, observed_at, now):
+                    return None
+                self._admitted = sender
         identity = record.identity
-        tombstone = self._tombstones.get(identity)
-        if tombstone is not None and now <= tombstone.until and not _outlives(record.origin, observed_at, tombstone):
+        tombstone = self._tombstones.get(identity) if self._tombstones else None
+        if tombstone is not None and now <= tombstone.until and not _outlives(origin, observed_at, tombstone):
             return None
         slot = self._slots.get(identity)
         if slot is not None and now - slot.observed_at > self.ttl:
             self._remove(slot)
             slot = None
-        if slot is not None and not _is_newer(record.origin, observed_at, slot):
-            return None
+        if slot is not None:
+            known = slot.record.origin
+            if origin is None or known is None:
+                same_instance, newer = origin is known, observed_at >= slot.observed_at
+            else:
+                # Of two instances the sender is the current one here, so what the other left behind is older.
+                same_instance = origin.instance == known.instance
+                newer = not same_instance or origin.seq > known.seq
+            if not newer:
+                return None
         if now - observed_at > self.ttl:
             # Newer than what is held, and yet too old to count: nothing is known to be true of it any more.
             if slot is not None:
@@ -168,7 +186,7 @@ class SampleTable:
             self.record_added(record)
             return record
         old, slot.record, slot.observed_at = slot.record, record, observed_at
-        if (old.origin and old.origin.instance) != (record.origin and record.origin.instance):
+        if not same_instance:
             self._count(old, -1)
             self._count(record, 1)
         if observed_at + self.ttl < slot.due:
@@ -179,6 +197,7 @@ class SampleTable:
     def _withdrawal(self, withdrawal: Withdrawal, now: float) -> Withdrawal | None:
         identity, origin = withdrawal
         cluster_id = identity[0]
+        self._admitted = None
         slot = self._slots.get(identity)
         tombstone = self._tombstones.get(identity)
         if tombstone is not None and now > tombstone.until:
@@ -260,34 +279,39 @@ class SampleTable:
     def expire(self, now: float, limit: int | None = None) -> bool:
         """Free what has run out; with `limit`, look at no more than that many entries, so that a caller's own cost
         stays bounded. Returns whether that is done, and nothing more has run out."""
-        looked_at = 0
-        # Not in a local variable: a push may rebuild the heap.
-        while self._heap and self._heap[0][0] < now and (limit is None or looked_at < limit):
-            looked_at += 1
-            due, _, item = heapq.heappop(self._heap)
-            if item.due != due:
-                continue
-            if self._over(item, now):
-                item.forget(self)
-            else:
-                self._push(item, max(item.ends_at(self.ttl), math.nextafter(now, math.inf)))
-        return not self._heap or self._heap[0][0] >= now
+        left = self._entries if limit is None else limit
+        while left > 0 and self._moments and (due := self._moments[0]) < now:
+            items = self._due[due]
+            while items and left > 0:
+                left -= 1
+                self._entries -= 1
+                self._look_at(items.pop(), due, now)
+            if not items:
+                del self._due[due]
+                heapq.heappop(self._moments)
+        self._keep_bounded()
+        return not self._moments or self._moments[0] >= now
 
     def held(self) -> dict[str, int]:
-        """How many things are kept, for tests and metrics: records, tombstones, instances, heap entries."""
+        """How many things are kept, for tests and metrics: records, tombstones, instances, entries in the calendar."""
         return {
             "records": len(self._slots),
             "tombstones": len(self._tombstones),
             "instances": len(self._instances),
-            "heap": len(self._heap),
+            "entries": self._entries,
         }
 
     # Inside.
 
-    def _over(self, item: _Ending, now: float) -> bool:
-        if isinstance(item, _Slot):
-            return now - item.observed_at > self.ttl
-        return item.ends_at(self.ttl) < now
+    def _look_at(self, item: _Ending, due: float, now: float) -> None:
+        """An entry has come up: forget what has run out, or put it back."""
+        if item.due != due:
+            return
+        ends_at = item.ends_at(self.ttl)
+        if now - item.observed_at > self.ttl if isinstance(item, _Slot) else ends_at < now:
+            item.forget(self)
+        else:
+            self._enter(item, ends_at if ends_at > now else math.nextafter(now, math.inf))
 
     def _remove(self, slot: _Slot) -> None:
         del self._slots[slot.identity]
@@ -303,28 +327,33 @@ class SampleTable:
             else:
                 del self._held[key]
 
-    def _push(self, item: _Ending, due: float | None = None) -> None:
-        item.due = item.ends_at(self.ttl) if due is None else due
-        self._pushed += 1
-        heapq.heappush(self._heap, (item.due, self._pushed, item))
-        if len(self._heap) > 2 * (len(self._slots) + len(self._tombstones) + len(self._instances)) + 64:
-            self._rebuild_heap()
+    def _push(self, item: _Ending) -> None:
+        self._enter(item, item.ends_at(self.ttl))
+        self._keep_bounded()
 
-    def _rebuild_heap(self) -> None:
-        """Drop entries of what is gone already. Rare, and its cost is spread over the pushes that made it necessary."""
-        items: list[_Ending] = [*self._slots.values(), *self._tombstones.values(), *self._instances.values()]
-        self._heap = [(item.due, number, item) for number, item in enumerate(items)]
-        self._pushed = len(items)
-        heapq.heapify(self._heap)
+    def _enter(self, item: _Ending, due: float) -> None:
+        item.due = due
+        self._entries += 1
+        items = self._due.get(due)
+        if items is None:
+            self._due[due] = [item]
+            heapq.heappush(self._moments, due)
+        else:
+            items.append(item)
 
-
-def _is_newer(origin: Origin | None, observed_at: float, slot: _Slot) -> bool:
-    """Whether a sample that passed the instance check is newer than the one held."""
-    known = slot.record.origin
-    if origin is None or known is None:
-        return observed_at >= slot.observed_at
-    # Of two instances the sender is the current one here, so what the other left behind is older.
-    return origin.instance != known.instance or origin.seq > known.seq
+    def _keep_bounded(self) -> None:
+        """Drop entries of what is gone already, where they are the most. Rare, and its cost is spread over the entries
+        that made it necessary."""
+        if self._entries <= 2 * (len(self._slots) + len(self._tombstones) + len(self._instances)) + 64:
+            return
+        self._due = {}
+        self._entries = 0
+        for kept in (self._slots, self._tombstones, self._instances):
+            for item in kept.values():
+                self._due.setdefault(item.due, []).append(item)
+                self._entries += 1
+        self._moments = list(self._due)
+        heapq.heapify(self._moments)
 
 
 def _outlives(origin: Origin | None, observed_at: float, tombstone: _Tombstone) -> bool:

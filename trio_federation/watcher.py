@@ -11,9 +11,8 @@ import trio
 from trio_federation.capacity import Change, Fault
 from trio_federation.clock import Clock
 from trio_federation.outbox import without_cluster
-from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
 from trio_federation.rpc import WatchCall
-from trio_federation.wire import changes_of
+from trio_federation.wire import RecordMessage, changes_of
 
 #: Told of records that were dropped: the faults of one broadcast.
 Refused = Callable[[Sequence[Fault]], None]
@@ -50,7 +49,7 @@ class Watcher:
         finally:
             self.watching = False
 
-    def _take(self, broadcast: FederationBroadcast) -> list[Change]:
+    def _take(self, broadcast: RecordMessage) -> list[Change]:
         # The stamps are made here, at receipt: time spent in the channel counts as age.
         received = changes_of(broadcast, self._clock())
         changes = without_cluster(received.changes, self._cluster_id)

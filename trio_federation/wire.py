@@ -1,24 +1,41 @@
 """How records travel (semantics.md, "Wire"): changes to messages and back, with clocks turned into ages, and messages
 to bytes and back. Pure: `now` is an argument, nothing here does I/O. Messages are betterproto2's dataclasses; their
 bytes are made and read by protobuf's C runtime, from the descriptor embedded in the generated code, because that is
-more than twenty times faster and a hub does little else. Which of two samples is newer is decided in `samples.py`;
-streams, length prefixes and the check of `MAX_RECEIVE` live in `rpc/`."""
+more than twenty times faster and a hub does little else. For the same reason records that come in are read straight
+from what that runtime has made of the bytes (`ReceivedMessage`), and a hub encodes a record once for all who get it in
+the same moment (`BroadcastEncoder`). Which of two samples is newer is decided in `samples.py`; streams, length prefixes
+and the check of `MAX_RECEIVE` live in `rpc/`."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import betterproto2
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from trio_federation.capacity import Capacity, Change, Fault, Identity, Origin, Withdrawal, fault, is_label
+from trio_federation.capacity import (
+    GROUPS,
+    INT32_MAX,
+    LABELS,
+    STATES,
+    SUBDOMAINS,
+    Capacity,
+    Change,
+    Fault,
+    Identity,
+    Origin,
+    Withdrawal,
+    fault,
+    filled,
+    is_label,
+)
 from trio_federation.errors import ProtocolViolation, ResourceExhausted
 from trio_federation.pb.sandbox.sync.v1 import (
     ClusterOrigin,
@@ -42,8 +59,19 @@ MAX_RECORDS = 100_000
 #: An age (milliseconds) from which on a record is withdrawn; ordinary ages and uptimes stay below it.
 WITHDRAWN_AGE_MS = 2**40
 
-#: The two messages that carry records.
-RecordMessage: TypeAlias = ReportFederationRequest | FederationBroadcast
+
+class RecordMessage(Protocol):
+    """A message that carries records, ReportFederationRequest or FederationBroadcast, or what was received of one."""
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """Something with the fields of an EnvCapacity for each record."""
+
+    @property
+    def origins(self) -> Sequence[Any]:
+        """Something with the fields of a ClusterOrigin for each row."""
+
+
 _RecordMessage = TypeVar("_RecordMessage", ReportFederationRequest, FederationBroadcast)
 _Message = TypeVar("_Message", bound=betterproto2.Message)
 
@@ -89,10 +117,7 @@ class _Draft:
         self.size = 0
 
     def finish(self, message_type: type[_RecordMessage], now: float) -> _RecordMessage:
-        rows = [
-            ClusterOrigin(cluster_id=cluster, instance=origin.instance, uptime_ms=_milliseconds(origin.started_at, now))
-            for cluster, origin in self.origins.items()
-        ]
+        rows = [ClusterOrigin(**values) for values in _rows(self.origins, now)]
         return message_type(items=self.items, origins=rows)
 
 
@@ -150,37 +175,54 @@ def _messages(
 
 def _item(change: Change, now: float) -> EnvCapacity:
     """The message of one change. Its seq is 0 where it has no origin, and then it must not be given an origin's row."""
+    return EnvCapacity(**_item_values(change, _age(change, now)))
+
+
+def _age(change: Change, now: float) -> int:
+    """The age that is sent with a change, in milliseconds."""
+    return WITHDRAWN_AGE_MS if isinstance(change, Withdrawal) else _milliseconds(change.observed_at, now)
+
+
+def _item_values(change: Change, age: int) -> dict[str, Any]:
+    """The fields of the message of one change, by name."""
     origin = change.origin
     seq = origin.seq if origin is not None and origin.seq > 0 else 0
     if isinstance(change, Withdrawal):
         cluster, namespace, env, pool, *group = change.identity
-        return EnvCapacity(
-            cluster_id=cluster,
-            namespace=namespace,
-            env_name=env,
-            scaling_group=group[0] if group else "",
-            observed_for_ms=WITHDRAWN_AGE_MS,
-            member_pool=pool,
-            seq=seq,
-        )
-    return EnvCapacity(
-        cluster_id=change.cluster_id,
-        namespace=change.namespace,
-        env_name=change.env_name,
-        scaling_group=change.scaling_group,
-        idle=change.idle,
-        running=change.running,
-        pending=change.pending,
-        desired=change.desired,
-        capacity=change.capacity,
+        return {
+            "cluster_id": cluster,
+            "namespace": namespace,
+            "env_name": env,
+            "scaling_group": group[0] if group else "",
+            "observed_for_ms": age,
+            "member_pool": pool,
+            "seq": seq,
+        }
+    return {
+        "cluster_id": change.cluster_id,
+        "namespace": change.namespace,
+        "env_name": change.env_name,
+        "scaling_group": change.scaling_group,
+        "idle": change.idle,
+        "running": change.running,
+        "pending": change.pending,
+        "desired": change.desired,
+        "capacity": change.capacity,
         # Rounded up: trusted a moment too long it sends a create elsewhere, too short to a pool that cannot grow.
-        saturated_for=math.ceil(change.saturated_for),
-        observed_for_ms=_milliseconds(change.observed_at, now),
-        member_pool=change.member_pool,
-        autoscaling_enabled=change.autoscaling_enabled,
-        state=change.state,
-        seq=seq,
-    )
+        "saturated_for": math.ceil(change.saturated_for),
+        "observed_for_ms": age,
+        "member_pool": change.member_pool,
+        "autoscaling_enabled": change.autoscaling_enabled,
+        "state": change.state,
+        "seq": seq,
+    }
+
+
+def _rows(origins: dict[str, Origin], now: float) -> Iterator[dict[str, Any]]:
+    """The fields of the messages that name the origins of clusters, by name."""
+    for cluster, origin in origins.items():
+        uptime = _milliseconds(origin.started_at, now)
+        yield {"cluster_id": cluster, "instance": origin.instance, "uptime_ms": uptime}
 
 
 def _milliseconds(since: float | None, now: float) -> int:
@@ -210,6 +252,10 @@ _ORIGIN_BYTES = _bytes_beside_text(ClusterOrigin)
 
 # --- messages to changes ---------------------------------------------------------------------------------------------
 
+_read_item = attrgetter(
+    *("cluster_id", "namespace", "env_name", "member_pool", "scaling_group", "idle", "running", "pending", "desired"),
+    *("autoscaling_enabled", "capacity", "saturated_for", "state", "observed_for_ms", "seq"),
+)
 _INSTANCE = re.compile("[0-9a-f]{1,64}")
 
 
@@ -228,45 +274,86 @@ def changes_of(message: RecordMessage, now: float, cluster_id: str | None = None
     changes: list[Change] = []
     refused: list[Fault] = []
     origins = _origins(message.origins, now, cluster_id, refused)
+    label, subdomain, group_of, state_of = LABELS.get, SUBDOMAINS.get, GROUPS.get, STATES.get
+    # The records of a report follow each other, with one origin and mostly one age: what comes of these is made once.
+    origin: Origin | None = None
+    last_cluster, last_seq, known_cluster = "", 0, label("")
+    observed_at, last_age = now, 0
     for item in message.items:
-        cluster = item.cluster_id if cluster_id is None else cluster_id
-        seq = item.seq
-        named = origins.get(cluster)
-        origin = Origin(named.instance, seq, named.started_at) if named is not None and seq > 0 else None
-        age = item.observed_for_ms
+        # fmt: off
+        (
+            cluster, namespace, env_name, member_pool, scaling_group, idle, running, pending, desired,
+            autoscaling_enabled, capacity, saturated_for, state, age, seq,
+        ) = _read_item(item)
+        # fmt: on
+        if cluster_id is not None:
+            cluster = cluster_id
+        if seq != last_seq or cluster != last_cluster:
+            last_cluster, last_seq = cluster, seq
+            known_cluster = label(cluster)
+            named = origins.get(cluster)
+            origin = Origin(named.instance, seq, named.started_at) if named is not None and seq > 0 else None
         if age >= WITHDRAWN_AGE_MS:
-            record = Capacity(cluster, item.namespace, item.env_name, item.member_pool, item.scaling_group)
-        else:
-            record = Capacity(
-                cluster,
-                item.namespace,
-                item.env_name,
-                item.member_pool,
-                item.scaling_group,
-                idle=item.idle,
-                running=item.running,
-                pending=item.pending,
-                desired=item.desired,
-                autoscaling_enabled=item.autoscaling_enabled,
-                capacity=item.capacity,
-                saturated_for=float(item.saturated_for),
-                state=item.state,
-                observed_at=now - age / 1000 if age > 0 else now,
-                origin=origin,
-            )
-        wrong = fault(record)
-        if wrong is not None:
-            refused.append(wrong)
-        elif age >= WITHDRAWN_AGE_MS:
-            changes.append(Withdrawal(record.identity, origin))
-        else:
+            record = Capacity(cluster, namespace, env_name, member_pool, scaling_group)
+            wrong = fault(record)
+            if wrong is None:
+                changes.append(Withdrawal(record.identity, origin))
+            else:
+                refused.append(wrong)
+            continue
+        if age != last_age:
+            last_age = age
+            observed_at = now - age / 1000 if age > 0 else now
+        # What nearly all records hold, names that are known already and numbers in their ranges, is seen here; types
+        # are protobuf's to check. With `filled` that makes 1.7 µs for a record, instead of 5 µs for making a Capacity
+        # of whatever was sent and asking `fault`.
+        known_namespace, known_env = label(namespace), subdomain(env_name)
+        known_pool = subdomain(member_pool) if member_pool else ""
+        known_group, known_state = group_of(scaling_group), state_of(state)
+        if (
+            known_cluster is not None
+            and known_namespace is not None
+            and known_env is not None
+            and known_pool is not None
+            and known_group is not None
+            and known_state is not None
+            # what these bits make together is below zero, or too large, as soon as one of the numbers is
+            and 0 <= idle | running | pending | desired | saturated_for <= INT32_MAX
+            and -1 <= capacity <= INT32_MAX
+        ):
+            # fmt: off
+            changes.append(filled(
+                known_cluster, known_namespace, known_env, known_pool, known_group, idle, running, pending, desired,
+                autoscaling_enabled, capacity, float(saturated_for), known_state, observed_at, origin,
+            ))
+            # fmt: on
+            continue
+        record = Capacity(
+            cluster,
+            namespace,
+            env_name,
+            member_pool,
+            scaling_group,
+            idle=idle,
+            running=running,
+            pending=pending,
+            desired=desired,
+            autoscaling_enabled=autoscaling_enabled,
+            capacity=capacity,
+            saturated_for=float(saturated_for),
+            state=state,
+            observed_at=observed_at,
+            origin=origin,
+        )
+        wrong = fault(record)  # which from now on knows the names of a good one
+        if wrong is None:
             changes.append(record)
+        else:
+            refused.append(wrong)
     return Received(changes, refused)
 
 
-def _origins(
-    rows: Iterable[ClusterOrigin], now: float, cluster_id: str | None, refused: list[Fault]
-) -> dict[str, Origin]:
+def _origins(rows: Iterable[Any], now: float, cluster_id: str | None, refused: list[Fault]) -> dict[str, Origin]:
     """The origin that a message names for each cluster, without the seq, which each record has of its own.
 
     Bad rows go to `refused`."""
@@ -302,11 +389,11 @@ class _Shape:
         self.runtime_type = GetMessageClass(message_type.DESCRIPTOR)
         self.parts = parts
         self.values = tuple(field.name for field in fields(message_type) if field.name not in parts)
-        self.read: Callable[[Any], tuple[Any, ...]]
+        self.take: Callable[[Any], tuple[Any, ...]]
         if len(self.values) > 1:
-            self.read = attrgetter(*self.values)
+            self.take = attrgetter(*self.values)
         else:  # attrgetter takes at least one name, and for one returns no tuple
-            self.read = lambda message: tuple(getattr(message, name) for name in self.values)
+            self.take = lambda message: tuple(getattr(message, name) for name in self.values)
 
     def to_bytes(self, message: Any) -> bytes:
         """`message` in bytes. Unknown fields come last, where betterproto2 and the runtime itself put them."""
@@ -320,12 +407,21 @@ class _Shape:
         known: bytes = runtime.SerializeToString()
         return known + message._unknown_fields if message._unknown_fields else known
 
-    def from_bytes(self, data: bytes) -> Any:
-        """The message in `data`, with its unknown fields and those of its parts."""
-        runtime = self.runtime_type.FromString(data)
+    def read(self, data: bytes) -> Any:
+        """What protobuf's runtime makes of `data`. Raises as `decode` does."""
+        try:
+            runtime = self.runtime_type.FromString(data)
+        except DecodeError as error:
+            text = f"{len(data)} bytes that should be a {self.message_type.__name__} are not valid protobuf"
+            raise ProtocolViolation(f"{text}; check that the peer speaks sandbox.sync.v1") from error
         for name in self.parts:
             if (count := len(getattr(runtime, name))) > MAX_RECORDS:
                 raise ResourceExhausted(f"a message with {count} {name} is too large, at most {MAX_RECORDS} are taken")
+        return runtime
+
+    def from_bytes(self, data: bytes) -> Any:
+        """The message in `data`, with its unknown fields and those of its parts."""
+        runtime = self.read(data)
         # Mostly what is known of it is all that was sent, and then nothing has to look for unknown fields. If it is
         # not, there are some, or the peer wrote known ones in another order or form.
         runtime.DiscardUnknownFields()
@@ -335,11 +431,11 @@ class _Shape:
 
     def _known(self, runtime: Any) -> Any:
         if not self.parts:
-            return self.message_type(*self.read(runtime))
+            return self.message_type(*self.take(runtime))
         found = {}
         for name, part in self.parts.items():
-            make, read = part.message_type, part.read
-            found[name] = [make(*read(item)) for item in getattr(runtime, name)]
+            make, take = part.message_type, part.take
+            found[name] = [make(*take(item)) for item in getattr(runtime, name)]
         return self.message_type(**found)
 
     def _known_and_unknown(self, runtime: Any) -> Any:
@@ -349,7 +445,7 @@ class _Shape:
                 found[name] = [part._known_and_unknown(item) for item in getattr(runtime, name)]
             message = self.message_type(**found)
         else:
-            message = self.message_type(*self.read(runtime))
+            message = self.message_type(*self.take(runtime))
         for name in (*self.values, *self.parts):
             runtime.ClearField(name)
         message._unknown_fields = runtime.SerializeToString()
@@ -365,13 +461,15 @@ def _values(message: Any) -> dict[str, Any]:
 
 _ITEM = _Shape(EnvCapacity)
 _ORIGIN = _Shape(ClusterOrigin)
+_REPORT = _Shape(ReportFederationRequest, items=_ITEM, origins=_ORIGIN)
+_BROADCAST = _Shape(FederationBroadcast, items=_ITEM, origins=_ORIGIN)
 _SHAPES: dict[type[betterproto2.Message], _Shape] = {
     EnvCapacity: _ITEM,
     ClusterOrigin: _ORIGIN,
-    ReportFederationRequest: _Shape(ReportFederationRequest, items=_ITEM, origins=_ORIGIN),
+    ReportFederationRequest: _REPORT,
     ReportFederationResponse: _Shape(ReportFederationResponse),
     WatchFederationRequest: _Shape(WatchFederationRequest),
-    FederationBroadcast: _Shape(FederationBroadcast, items=_ITEM, origins=_ORIGIN),
+    FederationBroadcast: _BROADCAST,
 }
 
 
@@ -392,12 +490,7 @@ def decode(data: bytes, message_type: type[_Message]) -> _Message:
     Fields that are not known, or not of the known type, are kept in their messages as betterproto2 keeps unknown ones.
     Raises ProtocolViolation where the bytes are no such message, a string that is not UTF-8 included, ResourceExhausted
     where it holds more than MAX_RECORDS, and TypeError for a type that sync.proto has not."""
-    shape = _shape(message_type)
-    try:
-        return cast(_Message, shape.from_bytes(data))
-    except DecodeError as error:
-        text = f"{len(data)} bytes that should be a {message_type.__name__} are not valid protobuf"
-        raise ProtocolViolation(f"{text}; check that the peer speaks sandbox.sync.v1") from error
+    return cast(_Message, _shape(message_type).from_bytes(data))
 
 
 def _shape(message_type: type[betterproto2.Message]) -> _Shape:
@@ -405,3 +498,117 @@ def _shape(message_type: type[betterproto2.Message]) -> _Shape:
     if shape is None:
         raise TypeError(f"{message_type.__name__} is no message of sync.proto")
     return shape
+
+
+class ReceivedMessage(Generic[_RecordMessage]):
+    """A message of records as protobuf's runtime has read it: its fields, without a dataclass for each record."""
+
+    __slots__ = ("_runtime", "items", "origins")
+    _shape: ClassVar[_Shape]
+
+    def __init__(self, data: bytes) -> None:
+        """Raises ProtocolViolation and ResourceExhausted as `decode` does."""
+        self._runtime = self._shape.read(data)
+        #: something with the fields of an EnvCapacity for each record
+        self.items: Sequence[Any] = self._runtime.items
+        #: something with the fields of a ClusterOrigin for each row
+        self.origins: Sequence[Any] = self._runtime.origins
+
+    def decoded(self) -> _RecordMessage:
+        """The whole message, unknown fields included."""
+        return cast(_RecordMessage, self._shape.from_bytes(self._runtime.SerializeToString()))
+
+
+class ReceivedReport(ReceivedMessage[ReportFederationRequest]):
+    """What was received of a ReportFederationRequest."""
+
+    __slots__ = ()
+    _shape = _REPORT
+
+
+class ReceivedBroadcast(ReceivedMessage[FederationBroadcast]):
+    """What was received of a FederationBroadcast."""
+
+    __slots__ = ()
+    _shape = _BROADCAST
+
+
+class EncodedBroadcast(NamedTuple):
+    """A FederationBroadcast in bytes."""
+
+    data: bytes
+
+
+class BroadcastEncoder:
+    """The messages in which a hub passes changes on to many, in bytes.
+
+    They are those of `broadcast_messages` and `encode`. A record that goes out with the same age once more within a
+    millisecond, as it does when a report is told to everybody who watches, is not encoded again; after that its age is
+    another one. So what is kept is what went out within a millisecond."""
+
+    def __init__(self) -> None:
+        self._began = -math.inf
+        #: by its id, a change with the age and the bytes it goes out with; while it is held the id is no other's
+        self._encoded: dict[int, tuple[Change, int, bytes]] = {}
+
+    def messages(self, changes: Sequence[Change], now: float) -> Iterator[EncodedBroadcast]:
+        """The messages that tell of `changes`, made as they are asked for; no changes make none. `now` as for
+        `broadcast_messages`."""
+        if not changes:
+            return
+        alone = self._one_message(changes, now)
+        if alone is not None:
+            yield EncodedBroadcast(alone)
+        else:
+            for message in broadcast_messages(changes, now):
+                yield EncodedBroadcast(encode(message))
+
+    def _one_message(self, changes: Sequence[Change], now: float) -> bytes | None:
+        """The one message that all changes go into, or None where it takes more: so many that the size has to be
+        watched, or two instances of one cluster."""
+        if len(changes) > AT_ONCE:
+            return None
+        if not 0 <= now - self._began < 0.001:
+            self._began = now
+            self._encoded.clear()
+        parts: list[bytes] = []
+        origins: dict[str, Origin] = {}
+        origin: Origin | None = None
+        last_cluster = ""
+        age, observed_at = 0, None
+        for change in changes:
+            if isinstance(change, Capacity):
+                cluster = change.cluster_id
+                if change.observed_at is not observed_at:
+                    observed_at = change.observed_at
+                    age = _milliseconds(observed_at, now)
+                sent_age = age
+            else:
+                cluster = change.identity[0]
+                sent_age = WITHDRAWN_AGE_MS
+            if change.origin is not origin or cluster is not last_cluster:
+                origin, last_cluster = change.origin, cluster
+                if origin is not None and origin.seq > 0:
+                    named = origins.setdefault(cluster, origin)
+                    if named.instance != origin.instance:
+                        return None
+                    if origin.started_at < named.started_at:
+                        origins[cluster] = origin
+            known = self._encoded.get(id(change))
+            if known is None or known[1] != sent_age:
+                known = self._encoded[id(change)] = (change, sent_age, _encoded_item(change, sent_age))
+            parts.append(known[2])
+        rows = _BROADCAST.runtime_type()
+        for values in _rows(origins, now):
+            rows.origins.add(**values)
+        # A message is the sum of its parts: first the records, then the rows, as their numbers are in sync.proto.
+        parts.append(rows.SerializeToString())
+        return b"".join(parts)
+
+
+def _encoded_item(change: Change, age: int) -> bytes:
+    """A FederationBroadcast with nothing but this record."""
+    message = _BROADCAST.runtime_type()
+    message.items.add(**_item_values(change, age))
+    encoded: bytes = message.SerializeToString()
+    return encoded

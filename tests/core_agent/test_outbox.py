@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from trio_federation.capacity import Capacity, Change, Identity, Withdrawal
-from trio_federation.outbox import Outbox, cluster_of, without_cluster
+from trio_federation.outbox import Outbox, cluster_of, newest, without_cluster
 
 members = st.builds(
     lambda cluster, pool, idle: Capacity(cluster, "ns", "env", pool, idle=idle),
@@ -30,10 +30,13 @@ class OutboxMachine(RuleBasedStateMachine):
         self.newest: dict[Identity, Change] = {}
         self.gone = 0
 
-    @rule(batch=st.lists(changes, max_size=8))
-    def offer(self, batch: list[Change]) -> None:
+    @rule(batch=st.lists(changes, max_size=8), for_many=st.booleans())
+    def offer(self, batch: list[Change], for_many: bool) -> None:
         """Newer changes replace older ones of the same identity, which keep their turn."""
-        self.outbox.offer(iter(batch))
+        if for_many:
+            self.outbox.offer_newest(newest(batch), len(batch))
+        else:
+            self.outbox.offer(iter(batch))
         self.offered += batch
         for change in batch:
             if change.identity not in self.newest:

@@ -19,7 +19,7 @@ from tests.simulation import PushingSource, Simulation, member, sampled, simulat
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast, ReportFederationRequest
 from trio_federation.reporter import DEBOUNCE
 from trio_federation.rpc import IncomingWatch, ReportCall
-from trio_federation.wire import encode
+from trio_federation.wire import EncodedBroadcast, decode, encode
 
 RESYNC = 10.0
 POLL = 5.0
@@ -52,8 +52,9 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
         seen.reports.append((trio.current_time(), message))
         await real_report(self, message)
 
-    async def send_broadcast(self: IncomingWatch, message: FederationBroadcast) -> None:
-        seen.broadcasts.append((trio.current_time(), self.peer, message))
+    async def send_broadcast(self: IncomingWatch, message: FederationBroadcast | EncodedBroadcast) -> None:
+        whole = decode(message.data, FederationBroadcast) if isinstance(message, EncodedBroadcast) else message
+        seen.broadcasts.append((trio.current_time(), self.peer, whole))
         await real_broadcast(self, message)
 
     monkeypatch.setattr(ReportCall, "send", send_report)

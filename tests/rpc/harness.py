@@ -76,10 +76,11 @@ def broadcast_of(number: int, *, padding: int = 0) -> FederationBroadcast:
     return message
 
 
-def number_of(message: ReportFederationRequest | FederationBroadcast | None) -> int:
+def number_of(message: wire.RecordMessage | None) -> int:
     """The number that `report_of` or `broadcast_of` has put into a message."""
     assert message is not None
-    return message.items[0].idle
+    number: int = message.items[0].idle
+    return number
 
 
 def unknown_field(size: int) -> bytes:

@@ -16,7 +16,6 @@ from grpclib.protocol import H2Protocol
 
 from trio_federation.errors import RpcError, Unavailable
 from trio_federation.pb.sandbox.sync.v1 import (
-    FederationBroadcast,
     FederationServiceBase,
     ReportFederationRequest,
     ReportFederationResponse,
@@ -26,6 +25,7 @@ from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, end_of, to_error
 from trio_federation.rpc.codec import FederationCodec
 from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, Traffic, ignore_traffic
+from trio_federation.wire import ReceivedBroadcast
 
 _T = TypeVar("_T")
 _Request = TypeVar("_Request")
@@ -127,10 +127,10 @@ class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):
             await self._run(self._stream.recv_trailing_metadata())
 
 
-class WatchCall(_Call[WatchFederationRequest, FederationBroadcast]):
+class WatchCall(_Call[WatchFederationRequest, ReceivedBroadcast]):
     """A running WatchFederation."""
 
-    async def receive(self) -> FederationBroadcast:
+    async def receive(self) -> ReceivedBroadcast:
         """The next broadcast. Raises an RpcError when the call has failed or the hub has ended it."""
         message = await self._run(self._stream.recv_message())
         if message is None:
@@ -193,11 +193,11 @@ class HubConnection:
     @asynccontextmanager
     async def watch(self, request: WatchFederationRequest) -> AsyncIterator[WatchCall]:
         """Open a WatchFederation. Leaving the block resets the stream."""
-        stream: grpclib.client.Stream[WatchFederationRequest, FederationBroadcast] = self._channel.request(
+        stream: grpclib.client.Stream[WatchFederationRequest, ReceivedBroadcast] = self._channel.request(
             _PATHS[Cardinality.UNARY_STREAM],
             Cardinality.UNARY_STREAM,
             WatchFederationRequest,
-            FederationBroadcast,
+            ReceivedBroadcast,
             metadata=self._metadata,
         )
         call = WatchCall(self, stream)

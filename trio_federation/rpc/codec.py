@@ -9,6 +9,7 @@ from typing import Any
 from grpclib.encoding.base import CodecBase
 
 from trio_federation import wire
+from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
 
 
 class FederationCodec(CodecBase):
@@ -20,6 +21,8 @@ class FederationCodec(CodecBase):
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """The bytes of `message`. Raises TypeError where it is not of the type that the call declares."""
+        if type(message) is wire.EncodedBroadcast and message_type is FederationBroadcast:
+            return message.data
         if type(message) is not message_type:
             raise TypeError(f"this call sends {message_type.__name__}, not {type(message).__name__}")
         with _our_own_faults():
@@ -28,6 +31,8 @@ class FederationCodec(CodecBase):
     def decode(self, data: bytes, message_type: Any) -> Any:
         """The message of the type that the call declares. Raises ProtocolViolation where `data` is no such message."""
         with _our_own_faults():
+            if issubclass(message_type, wire.ReceivedMessage):
+                return message_type(data)
             return wire.decode(data, message_type)
 
 

@@ -21,7 +21,6 @@ from trio_federation.errors import RpcError
 from trio_federation.pb.sandbox.sync.v1 import (
     FederationBroadcast,
     FederationServiceBase,
-    ReportFederationRequest,
     ReportFederationResponse,
     WatchFederationRequest,
 )
@@ -29,6 +28,7 @@ from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
 from trio_federation.rpc.codec import FederationCodec
 from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name, reset_unfinished
+from trio_federation.wire import EncodedBroadcast, ReceivedReport
 
 _T = TypeVar("_T")
 _Request = TypeVar("_Request")
@@ -79,10 +79,10 @@ class _IncomingCall(Generic[_Request, _Response]):
             raise to_error(error, self._connection, self.peer) from error
 
 
-class IncomingReport(_IncomingCall[ReportFederationRequest, ReportFederationResponse]):
+class IncomingReport(_IncomingCall[ReceivedReport, ReportFederationResponse]):
     """A cluster that reports."""
 
-    async def receive(self) -> ReportFederationRequest | None:
+    async def receive(self) -> ReceivedReport | None:
         """The next message; None when the agent has said that this was all."""
         return await self._run(self._stream.recv_message())
 
@@ -91,7 +91,7 @@ class IncomingReport(_IncomingCall[ReportFederationRequest, ReportFederationResp
         await self._run(self._stream.send_message(ReportFederationResponse()))
 
 
-class IncomingWatch(_IncomingCall[WatchFederationRequest, FederationBroadcast]):
+class IncomingWatch(_IncomingCall[WatchFederationRequest, FederationBroadcast | EncodedBroadcast]):
     """A cluster that watches."""
 
     async def request(self) -> WatchFederationRequest:
@@ -99,7 +99,7 @@ class IncomingWatch(_IncomingCall[WatchFederationRequest, FederationBroadcast]):
         message = await self._run(self._stream.recv_message())
         return message if message is not None else WatchFederationRequest()
 
-    async def send(self, message: FederationBroadcast) -> None:
+    async def send(self, message: FederationBroadcast | EncodedBroadcast) -> None:
         """Send one broadcast; waits while the watcher takes no more."""
         await self._run(self._stream.send_message(message))
 
@@ -178,10 +178,14 @@ class _Methods:
         self._peer = peer
 
     def mapping(self) -> dict[str, MethodHandler]:
-        """By path: grpclib's record of each method of the generated service, with our function in it."""
-        functions = {Cardinality.STREAM_UNARY: self._serve_report, Cardinality.UNARY_STREAM: self._serve_watch}
+        """By path: grpclib's record of each method of the generated service, with our function in it, and what it
+        receives in our form."""
+        functions = {
+            Cardinality.STREAM_UNARY: (self._serve_report, ReceivedReport),
+            Cardinality.UNARY_STREAM: (self._serve_watch, WatchFederationRequest),
+        }
         return {
-            path: method._replace(func=functions[method.cardinality])
+            path: method._replace(func=functions[method.cardinality][0], request_type=functions[method.cardinality][1])
             for path, method in FederationServiceBase().__mapping__().items()
         }
 

@@ -4,11 +4,10 @@ federation: a `SourceGate`, which can make it slow, have it fail, or let nothing
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
 
 import trio
 
-from trio_federation.capacity import Capacity, Change
+from trio_federation.capacity import Capacity, Change, stamped
 from trio_federation.hookspecs import CapacitySource, Trouble
 
 
@@ -39,7 +38,7 @@ class ScriptedSource(CapacitySource):
             raise self.failure
         if self._frozen:
             return self._records
-        return [replace(record, observed_at=None) for record in self._records]
+        return [stamped(record, None, record.origin) for record in self._records]
 
     async def aclose(self) -> None:
         """Counts that it was closed."""
