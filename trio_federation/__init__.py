@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trio_federation.options import Duration, seconds
     from trio_federation.registry import ForeignMember, Registry
     from trio_federation.reservations import Outcome
-    from trio_federation.router import Placement, Router
+    from trio_federation.router import Candidate, Placed, Placement, Router, Rule, Tier
 else:
     # Not for type checkers, who would then believe in any name at all.
     #: By room, the names that come from it; a test holds them against the imports above.
@@ -58,7 +58,7 @@ else:
         "options": ("Duration", "seconds"),
         "registry": ("ForeignMember", "Registry"),
         "reservations": ("Outcome",),
-        "router": ("Placement", "Router"),
+        "router": ("Candidate", "Placed", "Placement", "Router", "Rule", "Tier"),
     }
     _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -79,6 +79,7 @@ __all__ = [
     "Backplane",
     "BackplaneContext",
     "BackplaneType",
+    "Candidate",
     "Capacity",
     "CapacityFilter",
     "CapacitySink",
@@ -91,13 +92,16 @@ __all__ = [
     "Identity",
     "Origin",
     "Outcome",
+    "Placed",
     "Placement",
     "Registry",
     "Router",
+    "Rule",
     "SinkContext",
     "SinkType",
     "SourceContext",
     "SourceType",
+    "Tier",
     "Trouble",
     "Withdrawal",
     "hookimpl",

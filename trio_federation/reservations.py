@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +25,8 @@ class Outcome(StrEnum):
 
     #: it got its sandbox
     SERVED = "served"
-    #: there was none idle
+    #: there was none idle, where one was to be; what was sent to a pool that has to grow first, or has to wait, was
+    #: empty only if it gave up waiting
     EMPTY = "empty"
     #: it was not taken, for whatever other reason
     REFUSED = "refused"
@@ -68,17 +70,6 @@ class Slot:
         return len(self.under_way) + len(self.served)
 
 
-class EnvSlots:
-    """What is set aside in one env."""
-
-    __slots__ = ("here", "places")
-
-    def __init__(self) -> None:
-        self.places: dict[Place, Slot] = {}
-        #: how much is set aside of this cluster's own groups, and of the whole env
-        self.here = 0
-
-
 class Reservations:
     """The reservations of one router.
 
@@ -95,7 +86,7 @@ class Reservations:
         self.settle_time = settle_time
         self.ttl = ttl
         self._memory = memory
-        self._envs: dict[EnvName, EnvSlots] = {}
+        self._envs: dict[EnvName, dict[Place, Slot]] = {}
         #: by placement id, what stands
         self._standing: dict[str, tuple[EnvName, Place]] = {}
         #: (when they were placed, id), the oldest first; some are gone already
@@ -114,49 +105,50 @@ class Reservations:
     def was_served(self, placement_id: str) -> bool:
         """Whether a placement whose reservation stands is known to have been served."""
         found = self._standing.get(placement_id)
-        return found is not None and placement_id in self._envs[found[0]].places[found[1]].served
+        return found is not None and placement_id in self._envs[found[0]][found[1]].served
 
     # What is asked.
 
     def expire(self, now: float) -> None:
-        """Give up what has run out. To be called before anything else is asked at `now`."""
+        """Give up what has run out. To be called before anything else is asked at `now`. Where time has gone back,
+        because another clock is used, nothing can be told of what was placed before, and all of it is given up."""
+        if self._made and now < self._made[-1][0]:
+            self._envs.clear()
+            self._standing.clear()
+            self._made.clear()
+            self._said.clear()
         while self._made and self._made[0][0] + self.ttl <= now:
             self._release(self._made.popleft()[1])
         while self._said and self._said[0][0] + self._memory < now:
             said_at, env, place = self._said.popleft()
-            slot = self._envs[env].places.get(place) if env in self._envs else None
+            slot = self._envs.get(env, {}).get(place)
             if slot is not None and slot.turned_away is not None and slot.turned_away.at == said_at:
                 slot.turned_away = None
-                self._gone(env, place, slot, 0)
+                self._tidy(env, place, slot)
 
     def envs(self) -> list[EnvName]:
         """The envs of which something is set aside."""
         return list(self._envs)
 
-    def of_env(self, env: EnvName) -> EnvSlots | None:
-        """What is set aside in one env; None for nothing."""
+    def of_env(self, env: EnvName) -> Mapping[Place, Slot] | None:
+        """What is set aside in one env, by place; None for nothing."""
         return self._envs.get(env)
 
     def observe(self, env: EnvName, place: Place, slot: Slot, observed_at: float) -> None:
         """Let go of what an observation of a place shows."""
-        before = len(slot)
-        settled = observed_at - self.settle_time
-        while slot.under_way and next(iter(slot.under_way.values())) <= settled:
+        while slot.under_way and next(iter(slot.under_way.values())) + self.settle_time <= observed_at:
             self._standing.pop(slot.under_way.popitem(last=False)[0], None)
         while slot.served and next(iter(slot.served.values())) <= observed_at:
             self._standing.pop(slot.served.popitem(last=False)[0], None)
         if slot.turned_away is not None and slot.turned_away.is_over(observed_at):
             slot.turned_away = None
-        self._gone(env, place, slot, before - len(slot))
+        self._tidy(env, place, slot)
 
     # What is done.
 
     def reserve(self, placement_id: str, env: EnvName, place: Place, now: float) -> None:
         """Set one aside."""
-        slots, slot = self._slot(env, place)
-        slot.under_way[placement_id] = now
-        if isinstance(place, str):
-            slots.here += 1
+        self._slot(env, place).under_way[placement_id] = now
         self._standing[placement_id] = (env, place)
         self._made.append((now, placement_id))
 
@@ -165,7 +157,7 @@ class Reservations:
         the observed_at of what is known of the place now, which does not."""
         if (found := self._standing.get(placement_id)) is None:
             return
-        slot = self._envs[found[0]].places[found[1]]
+        slot = self._envs[found[0]][found[1]]
         placed_at = slot.under_way.get(placement_id)
         if placed_at is not None and now < placed_at + self.settle_time:
             del slot.under_way[placement_id]
@@ -177,37 +169,28 @@ class Reservations:
         """The create has taken nothing: what was set aside for it is given back. The place is not to be chosen until an
         observation of it is newer; `known` is the observed_at of what is known of it now."""
         self._release(placement_id)
-        _, slot = self._slot(env, place)
-        slot.turned_away = TurnedAway(outcome, now, known)
+        self._slot(env, place).turned_away = TurnedAway(outcome, now, known)
         self._said.append((now, env, place))
 
     # Inside.
 
-    def _slot(self, env: EnvName, place: Place) -> tuple[EnvSlots, Slot]:
-        slots = self._envs.get(env)
-        if slots is None:
-            slots = self._envs[env] = EnvSlots()
-        slot = slots.places.get(place)
-        if slot is None:
-            slot = slots.places[place] = Slot()
-        return slots, slot
+    def _slot(self, env: EnvName, place: Place) -> Slot:
+        return self._envs.setdefault(env, {}).setdefault(place, Slot())
 
     def _release(self, placement_id: str) -> None:
         found = self._standing.pop(placement_id, None)
         if found is None:
             return
         env, place = found
-        slot = self._envs[env].places[place]
+        slot = self._envs[env][place]
         slot.under_way.pop(placement_id, None)
         slot.served.pop(placement_id, None)
-        self._gone(env, place, slot, 1)
+        self._tidy(env, place, slot)
 
-    def _gone(self, env: EnvName, place: Place, slot: Slot, count: int) -> None:
-        """So many are no longer set aside of a place; it is forgotten when nothing of it is left."""
-        slots = self._envs[env]
-        if isinstance(place, str):
-            slots.here -= count
+    def _tidy(self, env: EnvName, place: Place, slot: Slot) -> None:
+        """Forget a place of which nothing is set aside, and nothing said."""
         if not slot and slot.turned_away is None:
-            del slots.places[place]
-            if not slots.places:
+            places = self._envs[env]
+            del places[place]
+            if not places:
                 del self._envs[env]

@@ -9,11 +9,12 @@ import heapq
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, overload
+from types import MappingProxyType
+from typing import Any, NamedTuple, overload
 
 from trio_federation.capacity import Capacity
 from trio_federation.registry import Registry, in_group
@@ -21,16 +22,19 @@ from trio_federation.reservations import (
     RESERVATION_TTL,
     SETTLE_TIME,
     EnvName,
-    EnvSlots,
     Outcome,
     Place,
     Reservations,
+    Slot,
     TurnedAway,
 )
 
 #: Placements that are remembered, and the candidates of each, so that it can be asked later why a create went there.
 PLACEMENTS_KEPT = 1000
 CANDIDATES_KEPT = 20
+#: Members that an env may have for a placement that is remembered to hold on to them, and to be explained when somebody
+#: asks. Of a larger one the best candidates are explained at once, which takes longer than to choose one.
+EXPLAINED_LATER = 100
 
 
 class Tier(StrEnum):
@@ -57,9 +61,9 @@ class Rule(StrEnum):
     FOREIGN_GROWTH = "foreign_growth"
     #: nobody has idle, and the local cluster can grow itself
     LOCAL_GROWTH = "local_growth"
-    #: nobody else has room: the create waits for the local autoscaler
+    #: no pool elsewhere has room: the create waits for the local autoscaler
     NOTHING_ANYWHERE = "nothing_anywhere"
-    #: no cluster is known to have such an env
+    #: no cluster is known to have such an env, or such a group of it
     UNKNOWN_ENV = "unknown_env"
     #: the create came from another cluster: it was forwarded once, and is not forwarded again
     FORWARDED = "forwarded"
@@ -112,7 +116,7 @@ class Placement:
     #: every foreign member that was looked at, best first
     candidates: Sequence[Candidate]
     #: the same in one word, for programs
-    rule: Rule
+    rule: Rule = Rule.NOTHING_ANYWHERE
 
     @property
     def explanation(self) -> tuple[str, ...]:
@@ -175,9 +179,10 @@ class Router:
     ) -> Placement:
         """Where a create of this env (and, unless "", this scaling group) should go.
 
-        `reserve`: whether the placement counts against where it goes until an observation shows it; False only asks, and
-        takes nothing from anybody. `not_these`: targets, `<cluster>::<pool>`, that are no choice for this create, as it was
-        turned away there. `forwarded`: whether the create came from another cluster: it is not forwarded again."""
+        `reserve`: whether the placement counts against where it goes until an observation shows it; False only asks,
+        and takes nothing from anybody. `not_these`: targets, `<cluster>::<pool>`, that are no choice for this create,
+        as it was turned away there. `forwarded`: whether the create came from another cluster: it is not forwarded
+        again."""
         targets = frozenset((not_these,) if isinstance(not_these, str) else not_these)
         question = _Question(namespace, env_name, group, targets, forwarded)
         with self._lock:
@@ -185,7 +190,7 @@ class Router:
             self._reservations.expire(now)
             env = _Env(question, self.registry, self._reservations, now)
             decision = _decide(env)
-            env.local = []  # what the candidates are explained from is kept for a while, and these are no candidates
+            env.local = _NOBODY  # what the candidates are explained from is kept for a while, and these are none
             placement = Placement(
                 f"{self._random.getrandbits(64):016x}",
                 decision.chosen is None,
@@ -209,8 +214,10 @@ class Router:
         kept = placement
         if len(env.foreign) > CANDIDATES_KEPT:
             # Why it was decided so is in the best of them; all of a large env, a thousand times, would be too much.
-            best = tuple(_explained(env, decision, CANDIDATES_KEPT))
-            kept = Placement(placement.id, placement.local, placement.target, placement.reason, best, placement.rule)
+            best = Candidates(lambda: _explained(env, decision, CANDIDATES_KEPT))
+            if len(env.foreign) > EXPLAINED_LATER:
+                len(best)
+            kept = replace(placement, candidates=best)
         placed = Placed(kept, question.namespace, question.env_name, question.group, env.now)
         self._recent[placement.id] = placed
         if len(self._recent) > PLACEMENTS_KEPT:
@@ -221,6 +228,13 @@ class Router:
         """A placement of the past that reserved, by its id; None where it is not among the last PLACEMENTS_KEPT."""
         with self._lock:
             return self._recent.get(placement_id)
+
+    def held(self) -> int:
+        """How many reservations are kept, those included that an observation shows which no placement has met yet: the
+        same cost whatever there is."""
+        with self._lock:
+            self._reservations.expire(self.registry.now())
+            return len(self._reservations)
 
     def reserved(self) -> int:
         """How many reservations there are now. Costs time in the members of the envs that they are in."""
@@ -237,7 +251,8 @@ class Router:
 
         Whatever had none for it is not chosen again until something newer is known of it: the other cluster's member,
         or what is idle here. Returns whether the placement is remembered; where it is not, nothing changes. The first
-        outcome of a placement counts, and a later one changes nothing. Raises ValueError for any other word."""
+        outcome of a placement counts, and a later one changes nothing. One that is no longer among the last
+        PLACEMENTS_KEPT is remembered as long as its reservation stands. Raises ValueError for any other word."""
         try:
             outcome = Outcome(outcome)
         except ValueError as error:
@@ -248,6 +263,14 @@ class Router:
         if self._reported is not None:
             self._reported(placement_id, word)
         return word != "unknown"
+
+    def outcome(self, placement_id: str) -> Outcome | None:
+        """What came of a placement, as far as it was said and is remembered."""
+        with self._lock:
+            placed = self._recent.get(placement_id)
+            if placed is None and self._reservations.was_served(placement_id):
+                return Outcome.SERVED
+            return placed.outcome if placed is not None else None
 
     def _report(self, placement_id: str, outcome: Outcome) -> str:
         placed = self._recent.get(placement_id)
@@ -268,6 +291,8 @@ class Router:
             env = (placed.namespace, placed.env_name)
             target = placed.placement.target
             place = placed.group if target is None else _member_of(target)
+        if placed is not None and now - placed.at > self.registry.ttl:
+            return outcome  # everything that is known by now is newer
         known_at = _observed_at(self.registry, env, place)
         if outcome is Outcome.SERVED:
             self._reservations.served(placement_id, known_at, now)
@@ -310,57 +335,83 @@ class _Question(NamedTuple):
         return text if text.isprintable() else repr(text)  # no record has such names, and a caller may
 
 
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+_NOBODY: list[Capacity] = []
+
+
 class _Env:
-    """What is known of the env that a question is about, less what is reserved of it."""
+    """What is known of the env that a question is about, and what is reserved of it."""
+
+    # Kept as long as a placement is remembered: the fewer objects, the less the garbage collector has to look at.
+    __slots__ = (
+        "foreign",
+        "known",
+        "local",
+        "local_cluster_id",
+        "now",
+        "question",
+        "reserved",
+        "reserved_here",
+        "turned_away",
+        "turned_away_here",
+    )
 
     def __init__(self, question: _Question, registry: Registry, reservations: Reservations, now: float) -> None:
         self.question = question
         self.now = now
         self.local_cluster_id = registry.local_cluster_id
         records = registry.records(question.namespace, question.env_name)
-        #: whether anybody has it
-        self.known = bool(records)
+        #: whether anybody has it, or its group
+        self.known = False
         #: this cluster's records, of every group
         self.local: list[Capacity] = []
         #: the members of other clusters that could be chosen
         self.foreign: list[Capacity] = []
         group = question.group
         for record in records:
+            of_group = not group or record.scaling_group == group
+            self.known = self.known or of_group
             if record.cluster_id == self.local_cluster_id:
                 self.local.append(record)
-            elif record.member_pool and (not group or record.scaling_group == group):
+            elif record.member_pool and of_group:
                 self.foreign.append(record)
         #: by the number of a foreign record, how much of it is reserved; none for nothing
-        self.reserved: dict[int, int] = {}
+        self.reserved: Mapping[int, int] = _NOTHING
         #: by the number of a foreign record, what is said of it; none for nothing
-        self.turned_away: dict[int, TurnedAway] = {}
-        #: how much is reserved here, of all groups, and of the group that is asked about
-        self.reserved_here = 0
-        self.reserved_of_group = 0
+        self.turned_away: Mapping[int, TurnedAway] = _NOTHING
+        #: by scaling group that there is here, how much is reserved; "": of no group in particular
+        self.reserved_here: Mapping[str, int] = _NOTHING
         #: whether what was idle here has turned a create away
         self.turned_away_here: TurnedAway | None = None
-        if (slots := reservations.of_env(question.env)) is not None:
-            self._less(slots, reservations)
+        if (places := reservations.of_env(question.env)) is not None:
+            self._less(places, reservations)
 
-    def _less(self, slots: EnvSlots, reservations: Reservations) -> None:
+    def _less(self, places: Mapping[Place, Slot], reservations: Reservations) -> None:
         env = self.question.env
+        reserved: dict[int, int] = {}
+        turned_away: dict[int, TurnedAway] = {}
         for number, record in enumerate(self.foreign):
             place = (record.cluster_id, record.member_pool)
-            slot = slots.places.get(place)
+            slot = places.get(place)
             if slot is not None and record.observed_at is not None:
                 reservations.observe(env, place, slot, record.observed_at)
                 if slot:
-                    self.reserved[number] = len(slot)
+                    reserved[number] = len(slot)
                 if slot.turned_away is not None:
-                    self.turned_away[number] = slot.turned_away
-        # Only groups that there are: what is reserved of others, which may be any words, nothing shows but their time.
+                    turned_away[number] = slot.turned_away
+        self.reserved, self.turned_away = reserved, turned_away
+        # Only groups that there are: nobody here can serve what was placed for another word.
+        reserved_here: dict[str, int] = {}
         for group, observed_at in _observed_by_group(self.local).items():
-            if (slot := slots.places.get(group)) is not None:
+            slot = places.get(group)
+            if slot is not None:
                 reservations.observe(env, group, slot, observed_at)
-        if (slot := slots.places.get(self.question.group)) is not None:
-            self.reserved_of_group = len(slot)
-            self.turned_away_here = slot.turned_away
-        self.reserved_here = slots.here
+                if slot:
+                    reserved_here[group] = len(slot)
+                # Where the whole env had none, no group of it had.
+                if slot.turned_away is not None and group in ("", self.question.group):
+                    self.turned_away_here = slot.turned_away
+        self.reserved_here = reserved_here
 
 
 def _observed_by_group(local: list[Capacity]) -> dict[str, float]:
@@ -386,15 +437,27 @@ class _Room(NamedTuple):
 
 
 def _room_here(env: _Env) -> _Room:
-    """What there is for the group, and never more than is left in the env as a whole: what is reserved of any group may
-    be served by this one, as long as that leaves nobody without."""
-    group = env.question.group
-    reserved = env.reserved_of_group if group else env.reserved_here
-    room = _room(in_group(env.local, group), reserved, env.now)
-    if group and env.reserved_here:
-        whole = _room(in_group(env.local, ""), env.reserved_here, env.now)
-        room = room._replace(left=min(room.left, whole.left), left_in_all=min(room.left_in_all, whole.left_in_all))
-    return room
+    """What there is for the group, and never more than is left of the env as a whole. What is reserved of any group may
+    be served by this one; what is reserved of another group takes of the env only what that group has to give."""
+    group, reserved = env.question.group, env.reserved_here
+    room = _room(in_group(env.local, group), reserved.get(group, 0), env.now)
+    if not reserved or (len(reserved) == 1 and group in reserved):
+        return room
+    taken = reserved.get("", 0)
+    taken_in_all: float = taken
+    by_group: dict[str, list[Capacity]] = {}
+    for record in env.local:
+        by_group.setdefault(record.scaling_group, []).append(record)
+    for name, count in reserved.items():
+        if name:
+            has = _room(by_group[name], 0, env.now)
+            taken += min(has.idle, count)
+            taken_in_all += min(has.left_in_all, count)
+    whole = _room(in_group(env.local, ""), 0, env.now)
+    left, left_in_all = whole.idle - taken, whole.left_in_all - taken_in_all
+    if not group:
+        return _Room(left, left_in_all, whole.idle, taken)
+    return room._replace(left=min(room.left, left), left_in_all=min(room.left_in_all, left_in_all))
 
 
 def _room(records: Sequence[Capacity], reserved: int, now: float) -> _Room:
@@ -434,7 +497,7 @@ def _decide(env: _Env) -> _Decision:
     has_none = _why_none_here(env, room)
     best = _best(env)
     if best is None:
-        reason = f"{has_none} and nobody else has room: wait for the local autoscaler"
+        reason = f"{has_none} and no pool elsewhere has room: wait for the local autoscaler"
         return _Decision(Rule.NOTHING_ANYWHERE, reason)
     if best.tier is Tier.GROW and room.left_in_all > max(0, room.left) and _grows(env):
         reason = f"{has_none}, nobody else has one idle, and {here} can grow"
@@ -457,7 +520,7 @@ def _why_none_here(env: _Env, room: _Room) -> str:
 
 
 def _said(word: TurnedAway, now: float) -> str:
-    done = "was empty" if word.outcome is Outcome.EMPTY else "refused a create"
+    done = "was reported empty" if word.outcome is Outcome.EMPTY else "refused a create"
     return f"{done} {max(0.0, now - word.at):.1f} s ago"
 
 
@@ -467,19 +530,31 @@ def _grows(env: _Env) -> bool:
 
 def _explained(env: _Env, decision: _Decision, most: int | None = None) -> Iterator[Candidate]:
     """The candidates, best first, and what became of each."""
-    offers = [_offer(env, number) for number in range(len(env.foreign))]
+    offers = [_offer(env, number) for number in _likeliest(env, most)]
 
     def rank(offer: _Offer) -> tuple[int, float, int, str]:
         return _rank(offer, env.local_cluster_id)
 
-    ordered = sorted(offers, key=rank) if most is None else heapq.nsmallest(most, offers, key=rank)
-    for offer in ordered:
+    for offer in sorted(offers, key=rank)[:most]:
         yield _candidate(offer, env, _verdict(offer, env, decision))
+
+
+def _likeliest(env: _Env, most: int | None) -> Iterable[int]:
+    """The numbers of the foreign records among which the best `most` are, with those that are as good as the last of
+    them: to rank them all takes longer."""
+    numbers = range(len(env.foreign))
+    if most is None or most >= len(numbers):
+        return numbers
+    sizes = [_standing_of(env, number) for number in numbers]
+    last = heapq.nsmallest(most, sizes)[-1]
+    return [number for number in numbers if sizes[number] <= last]
 
 
 class Candidates(Sequence[Candidate]):
     """The candidates of a placement, as a tuple would hold them. They are put in order and explained when somebody
     looks: to decide takes a fraction of that."""
+
+    __slots__ = ("_made", "_make")
 
     def __init__(self, make: Callable[[], Iterable[Candidate]]) -> None:
         self._make: Callable[[], Iterable[Candidate]] | None = make
@@ -510,10 +585,13 @@ class Candidates(Sequence[Candidate]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Candidates):
             return self._all() == other._all()
-        return self._all() == other if isinstance(other, tuple) else NotImplemented
+        return self._all() == tuple(other) if isinstance(other, tuple | list) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._all())
+
+    def __reduce__(self) -> tuple[type[tuple[Candidate, ...]], tuple[tuple[Candidate, ...]]]:
+        return (tuple, (self._all(),))
 
     def __repr__(self) -> str:
         return repr(self._all())
@@ -533,6 +611,14 @@ class _Offer(NamedTuple):
 
 def _offer(env: _Env, number: int) -> _Offer:
     record = env.foreign[number]
+    tier, idle, headroom = _left(env, number)
+    target = f"{record.cluster_id}::{record.member_pool}"
+    return _Offer(number, record, target, tier, idle, env.reserved.get(number, 0), headroom)
+
+
+def _left(env: _Env, number: int) -> tuple[Tier, int, int]:
+    """What a foreign member has to offer, how much is idle, and how much headroom there is, less what is reserved."""
+    record = env.foreign[number]
     reserved = env.reserved.get(number, 0)
     idle = max(0, record.idle - reserved)
     growing = _can_grow(record, env.now)
@@ -540,8 +626,7 @@ def _offer(env: _Env, number: int) -> _Offer:
     headroom = 0
     if growing:
         headroom = -1 if record.capacity == -1 else max(0, record.capacity - max(0, reserved - record.idle))
-    target = f"{record.cluster_id}::{record.member_pool}"
-    if target in env.question.not_these:
+    if env.question.not_these and f"{record.cluster_id}::{record.member_pool}" in env.question.not_these:
         tier = Tier.EXCLUDED
     elif number in env.turned_away:
         tier = Tier.TURNED_AWAY
@@ -551,7 +636,20 @@ def _offer(env: _Env, number: int) -> _Offer:
         tier = Tier.GROW
     else:
         tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
-    return _Offer(number, record, target, tier, idle, reserved, headroom)
+    return tier, idle, headroom
+
+
+def _size(tier: Tier, idle: int, headroom: int) -> float:
+    """How much of what its tier stands for a member has."""
+    if tier is Tier.IDLE:
+        return idle
+    return float("inf") if headroom == -1 else headroom
+
+
+def _standing_of(env: _Env, number: int) -> tuple[int, float]:
+    """What `_rank` goes by before it comes to names."""
+    tier, idle, headroom = _left(env, number)
+    return (_TIER_RANK[tier], -_size(tier, idle, headroom))
 
 
 def _best(env: _Env) -> _Offer | None:
@@ -609,10 +707,7 @@ _BARRED = (Tier.TURNED_AWAY, Tier.EXCLUDED)
 def _rank(offer: _Offer, local_cluster_id: str) -> tuple[int, float, int, str]:
     """Sorts the best first. Equal offers are ordered by a hash of (local cluster, candidate), so that clusters that see
     the same numbers do not all lean to the same pool; it is the same in every process and on every machine."""
-    if offer.tier is Tier.IDLE:
-        size: float = offer.idle
-    else:
-        size = float("inf") if offer.headroom == -1 else offer.headroom
+    size = _size(offer.tier, offer.idle, offer.headroom)
     return (_TIER_RANK[offer.tier], -size, _leaning(local_cluster_id, offer.target), offer.target)
 
 

@@ -6,7 +6,7 @@ the records and the words of its answers; what the registry shows comes from the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.core.naive import NaiveRegistry, observed
@@ -212,9 +212,17 @@ class NaiveRouter:
     def turned_away(self, part: Part) -> bool:
         """Whether it was empty or refused, and nothing newer is known of it."""
         return any(
-            word.part == part and word.outcome in (Outcome.EMPTY, Outcome.REFUSED) and not self._is_shown_since(word)
+            word.part == part
+            and word.outcome in (Outcome.EMPTY, Outcome.REFUSED)
+            and self._is_news(word)
+            and not self._is_shown_since(word)
             for word in self.words
         )
+
+    def _is_news(self, word: Word) -> bool:
+        """Whether anything can be known that was observed before the placement."""
+        (placed_at,) = (promise.at for promise in self.promises if promise.id == word.id)
+        return word.at - placed_at <= self.registry.ttl
 
     # Where to.
 
@@ -239,9 +247,10 @@ class NaiveRouter:
         ]
         if forwarded:
             return Answer(Rule.FORWARDED, [], offers)
-        if not rows:
+        if not [row for row in rows if group in ("", row.scaling_group)]:
             return Answer(Rule.UNKNOWN_ENV, [], offers)
-        if self._idle_here(namespace, env_name, group, now) > 0 and not self.turned_away((namespace, env_name, group)):
+        empty = any(self.turned_away((namespace, env_name, each)) for each in ("", group))
+        if self._idle_here(namespace, env_name, group, now) > 0 and not empty:
             return Answer(Rule.LOCAL_IDLE, [], offers)
         best = max((offer.size for offer in offers), default=(0, 0))
         if best == (0, 0):
@@ -277,31 +286,50 @@ class NaiveRouter:
             tiers = (Tier.SATURATED if saturated else Tier.FULL,)
         return Offered(record, tiers, idle, reserved, headroom)
 
-    def _parts_here(self, namespace: str, env_name: str, group: str, now: float) -> list[tuple[list[Capacity], int]]:
-        """What a local create of a group takes from, with how much is reserved of it: the group, and the whole env."""
-        of_group = self.registry._local(namespace, env_name, group, now)
-        of_env = self.registry._local(namespace, env_name, "", now)
+    def _takes(self, namespace: str, env_name: str, now: float, give: Callable[[Sequence[Capacity]], float]) -> float:
+        """What creates that count here take of what the whole env can give: those for no group in particular one each,
+        those for a group what that group itself can give at the most."""
         here = [one for one in self.promises if len(one.part) == 3 and one.part[:2] == (namespace, env_name)]
-        counting = [one for one in here if self.counts(one, now)]
-        return [
-            (of_group, sum(one.part[2] == group for one in counting)),
-            (of_env, len(counting)),
-        ]
+        counting = [one.part[2] for one in here if self.counts(one, now)]
+        groups = {group for group in counting if group}
+        rows = {group: self.registry._local(namespace, env_name, group, now) for group in groups}
+        return counting.count("") + sum(min(counting.count(group), give(rows[group])) for group in groups)
 
-    def _idle_here(self, namespace: str, env_name: str, group: str, now: float) -> int:
-        return min(
-            sum(row.idle for row in rows) - reserved
-            for rows, reserved in self._parts_here(namespace, env_name, group, now)
-        )
+    def _left_here(
+        self, namespace: str, env_name: str, group: str, now: float, give: Callable[[Sequence[Capacity]], float]
+    ) -> float:
+        """What is left for a group of what its rows give: no more than is left of it, nor of the whole env. Where
+        nothing is reserved but of the group itself, the whole env does not matter."""
+        of_group = self.registry._local(namespace, env_name, group, now)
+        reserved = self.reserved_of((namespace, env_name, group), now)
+        here = [one for one in self.promises if len(one.part) == 3 and one.part[:2] == (namespace, env_name)]
+        others = [one for one in here if one.part[2] != group and self._has(one, now) and self.counts(one, now)]
+        if not others:
+            return give(of_group) - reserved
+        of_env = give(self.registry._local(namespace, env_name, "", now)) - self._takes(namespace, env_name, now, give)
+        return min(give(of_group) - reserved, of_env) if group else of_env
+
+    def _has(self, promise: Promise, now: float) -> bool:
+        """Whether there is any row of what was promised."""
+        return bool(self.registry._local(*promise.part, now)) if len(promise.part) == 3 else True
+
+    def _idle_here(self, namespace: str, env_name: str, group: str, now: float) -> float:
+        return self._left_here(namespace, env_name, group, now, _idle)
 
     def _grows_here(self, namespace: str, env_name: str, group: str, now: float) -> bool:
         """Whether headroom is left after what is reserved beyond the idle, in the group and in the whole env."""
-        for rows, reserved in self._parts_here(namespace, env_name, group, now):
-            headrooms = [_headroom(row, now) for row in rows]
-            beyond = max(0, reserved - sum(row.idle for row in rows))
-            if -1 not in headrooms and sum(headrooms) - beyond <= 0:
-                return False
-        return True
+        idle = self._left_here(namespace, env_name, group, now, _idle)
+        both = self._left_here(namespace, env_name, group, now, lambda rows: _idle(rows) + _growth(rows, now))
+        return both > max(0, idle) and _growth(self.registry._local(namespace, env_name, group, now), now) > 0
+
+
+def _idle(rows: Sequence[Capacity]) -> float:
+    return sum(row.idle for row in rows)
+
+
+def _growth(rows: Sequence[Capacity], now: float) -> float:
+    headrooms = [_headroom(row, now) for row in rows]
+    return math.inf if -1 in headrooms else sum(headrooms)
 
 
 def _headroom(record: Capacity, now: float) -> int:

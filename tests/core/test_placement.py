@@ -310,7 +310,7 @@ def test_an_env_that_nobody_has_stays_local_with_a_reason() -> None:
     assert "ns/a" in placed.reason
     placed = place([member("east", "p1")])
     assert (placed.local, placed.target, placed.rule) == (True, None, Rule.NOTHING_ANYWHERE)
-    assert placed.reason == "west does not have ns/a and nobody else has room: wait for the local autoscaler"
+    assert placed.reason == "west does not have ns/a and no pool elsewhere has room: wait for the local autoscaler"
 
 
 @pytest.mark.parametrize("group", ["", "gpu"])

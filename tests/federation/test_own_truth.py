@@ -152,4 +152,4 @@ async def test_a_single_cluster_starts_no_stream(
         nursery.cancel_scope.cancel()
     assert trio.current_time() == began
     assert source.closed == 1
-    assert [line["event"] for line in logs] == ["single_cluster"]
+    assert [line["event"] for line in logs] == ["single_cluster", "placed"]
