@@ -1,4 +1,5 @@
-"""1,000 records to bytes and back: our codec beside betterproto2 alone and protobuf's runtime alone."""
+"""1,000 records to bytes and back: our codec beside betterproto2 alone and protobuf's runtime alone, and the short ways
+of a watcher and of a hub, which make no messages in between."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from google.protobuf.message_factory import GetMessageClass
 from benchmarks.measure import Figure, seconds
 from trio_federation.capacity import Capacity, Origin
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
-from trio_federation.wire import broadcast_messages, changes_of, decode, encode
+from trio_federation.wire import BroadcastEncoder, ReceivedBroadcast, broadcast_messages, changes_of, decode, encode
 
 RECORDS = 1000
 
@@ -36,6 +37,11 @@ def run(*, quick: bool = False) -> list[Figure]:
     encode_raw = 1000 * seconds(raw.SerializeToString, repeat=many)
     to_changes = 1000 * seconds(lambda: changes_of(message, 2.0), repeat=many)
     to_message = 1000 * seconds(lambda: list(broadcast_messages(records, 2.0)), repeat=many)
+    encoder = BroadcastEncoder()
+    received = 1000 * seconds(lambda: changes_of(ReceivedBroadcast(data), 2.0), repeat=many)
+    relayed = 1000 * seconds(lambda: list(BroadcastEncoder().messages(records, 2.0)), repeat=many)
+    relayed_again = 1000 * seconds(lambda: list(encoder.messages(records, 2.0)), repeat=many)
+    by_messages, from_records = decode_ours + to_changes, to_message + encode_ours
     return [
         Figure("bytes per record", len(data) / RECORDS, "B"),
         Figure(
@@ -54,4 +60,17 @@ def run(*, quick: bool = False) -> list[Figure]:
         ),
         Figure("messages to checked records", to_changes, "ms"),
         Figure("records to messages", to_message, "ms"),
+        Figure(
+            "bytes to checked records, as a watcher does",
+            received,
+            "ms",
+            f"by way of messages {by_messages:.2g} ms ({by_messages / received:.1f}x)",
+        ),
+        Figure(
+            "records to bytes, as a hub does for its first watcher",
+            relayed,
+            "ms",
+            f"by way of messages {from_records:.2g} ms ({from_records / relayed:.1f}x); for every further one in the "
+            f"same millisecond {relayed_again:.2g} ms ({from_records / relayed_again:.0f}x)",
+        ),
     ]

@@ -32,7 +32,8 @@ source, a hub or a sink hangs. One scrape of each agent and hub every 10 to 30 s
 | Is it fresh? | `trio_federation_source_last_success_age_seconds` for what it says of its own cluster, \
 `trio_federation_hub_last_batch_age_seconds` and `trio_federation_member_age_seconds` for what it knows of others |
 | What did it drop? | `trio_federation_records_dropped_total`; the log has an example of each kind |
-| Where do creates go, and why? | `trio_federation_placements_total`, `trio_federation_placement_outcomes_total`; of a single one, `trio-federation place` tells |
+| Where do creates go, and why? | `trio_federation_placements_total`, \
+`trio_federation_placement_outcomes_total`; of a single one, `trio-federation place` tells |
 
 - Ages are seconds before the scrape on the process's own clock, so they are never negative, and clocks of different
   machines do not matter.

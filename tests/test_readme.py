@@ -1,5 +1,6 @@
 """The README and the documents beside it are true: the README's Python works as it stands there, what all of them name
-exists, and an operator's questions are answered as docs/operating.md shows. docs/plugins.md is followed elsewhere."""
+exists, and an operator's questions are answered as docs/operating.md shows. docs/plugins.md
+and docs/testing.md are followed elsewhere."""
 
 from __future__ import annotations
 

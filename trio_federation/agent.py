@@ -120,6 +120,7 @@ class Agent:
             self.registry,
             settle_time=placement.settle_time,
             reservation_ttl=placement.reservation_ttl,
+            ranking=placement.ranking,
             # A generator of its own: who only asks where a create would go must not change when something is retried.
             random=random.Random(self._random.getrandbits(64)),
             placed=self._placed,

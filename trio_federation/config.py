@@ -281,12 +281,14 @@ class HubSettings(_Table, frozen=True, kw_only=True):
 
 
 class PlacementSettings(_Table, frozen=True, kw_only=True):
-    """For how long a placement counts against where it went (semantics.md, "Placement")."""
+    """For how long a placement counts against where it went (semantics.md, "Placement"), and what is best."""
 
     #: what was observed sooner than this after a placement may not show its create yet
     settle_time: Duration = SETTLE_TIME
     #: when a reservation ends that no observation has ended
     reservation_ttl: Duration = RESERVATION_TTL
+    #: which of several pools that have idle is the best one; see `router.Ranking`
+    ranking: Literal["left", "share"] = "left"
 
 
 class Metrics(_Table, frozen=True, kw_only=True):

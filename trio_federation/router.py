@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import random
 import threading
 from collections import OrderedDict
@@ -48,6 +49,16 @@ class Tier(StrEnum):
     TURNED_AWAY = "turned_away"
     #: not for this create
     EXCLUDED = "excluded"
+
+
+class Ranking(StrEnum):
+    """Which of several members that have idle is the best one."""
+
+    #: the one that has most idle left, after what is reserved
+    LEFT = "left"
+    #: the one whose idle is most for each create that this cluster has reserved of it, with one more: creates are
+    #: spread in proportion to what is idle, instead of filling up the one that stands out
+    SHARE = "share"
 
 
 class Rule(StrEnum):
@@ -141,7 +152,8 @@ class Router:
     """Decides placements from a Registry (semantics.md, "Placement"). Costs time in the members of the one env.
 
     `settle_time`: seconds after a placement from which on an observation of where it went shows it, and its reservation
-    retires. `reservation_ttl`: seconds after which it retires anyway. `random`: where placement ids come from; by
+    retires. `reservation_ttl`: seconds after which it retires anyway. `ranking`: which of several members that have
+    idle is the best one; docs/placement.md compares them under load. `random`: where placement ids come from; by
     default the operating system. `placed`: told of every placement that reserves; `reported`: of every report of an
     outcome, by the placement's id and "served", "empty" or "refused", or, of reports that change nothing, "repeated" or
     "unknown".
@@ -154,11 +166,13 @@ class Router:
         *,
         settle_time: float = SETTLE_TIME,
         reservation_ttl: float = RESERVATION_TTL,
+        ranking: Ranking | str = Ranking.LEFT,
         random: random.Random | None = None,
         placed: Callable[[Placed], None] | None = None,
         reported: Callable[[str, str], None] | None = None,
     ) -> None:
         self.registry = registry
+        self.ranking = Ranking(ranking)
         self._reservations = Reservations(settle_time=settle_time, ttl=reservation_ttl, memory=registry.ttl)
         self._random = random if random is not None else _system_random()
         self._placed = placed
@@ -188,7 +202,7 @@ class Router:
         with self._lock:
             now = self.registry.now()
             self._reservations.expire(now)
-            env = _Env(question, self.registry, self._reservations, now)
+            env = _Env(question, self.registry, self._reservations, now, self.ranking)
             decision = _decide(env)
             env.local = _NOBODY  # what the candidates are explained from is kept for a while, and these are none
             placement = Placement(
@@ -350,15 +364,24 @@ class _Env:
         "local_cluster_id",
         "now",
         "question",
+        "ranking",
         "reserved",
         "reserved_here",
         "turned_away",
         "turned_away_here",
     )
 
-    def __init__(self, question: _Question, registry: Registry, reservations: Reservations, now: float) -> None:
+    def __init__(
+        self,
+        question: _Question,
+        registry: Registry,
+        reservations: Reservations,
+        now: float,
+        ranking: Ranking = Ranking.LEFT,
+    ) -> None:
         self.question = question
         self.now = now
+        self.ranking = ranking
         self.local_cluster_id = registry.local_cluster_id
         records = registry.records(question.namespace, question.env_name)
         #: whether anybody has it, or its group
@@ -465,7 +488,7 @@ def _room(records: Sequence[Capacity], reserved: int, now: float) -> _Room:
     headroom: float = 0
     for record in records:
         if _can_grow(record, now):
-            headroom += float("inf") if record.capacity == -1 else record.capacity
+            headroom += math.inf if record.capacity == -1 else record.capacity
     return _Room(idle - reserved, idle + headroom - reserved, idle, reserved)
 
 
@@ -545,9 +568,12 @@ def _likeliest(env: _Env, most: int | None) -> Iterable[int]:
     numbers = range(len(env.foreign))
     if most is None or most >= len(numbers):
         return numbers
-    sizes = [_standing_of(env, number) for number in numbers]
-    last = heapq.nsmallest(most, sizes)[-1]
-    return [number for number in numbers if sizes[number] <= last]
+    standings = []
+    for number in numbers:
+        tier, size, _, _ = _left(env, number)
+        standings.append((_TIER_RANK[tier], -size))
+    last = heapq.nsmallest(most, standings)[-1]
+    return [number for number in numbers if standings[number] <= last]
 
 
 class Candidates(Sequence[Candidate]):
@@ -604,6 +630,8 @@ class _Offer(NamedTuple):
     record: Capacity
     target: str
     tier: Tier
+    #: how much it has of what its tier stands for: more is better
+    size: float
     idle: int
     reserved: int
     headroom: int
@@ -611,13 +639,14 @@ class _Offer(NamedTuple):
 
 def _offer(env: _Env, number: int) -> _Offer:
     record = env.foreign[number]
-    tier, idle, headroom = _left(env, number)
+    tier, size, idle, headroom = _left(env, number)
     target = f"{record.cluster_id}::{record.member_pool}"
-    return _Offer(number, record, target, tier, idle, env.reserved.get(number, 0), headroom)
+    return _Offer(number, record, target, tier, size, idle, env.reserved.get(number, 0), headroom)
 
 
-def _left(env: _Env, number: int) -> tuple[Tier, int, int]:
-    """What a foreign member has to offer, how much is idle, and how much headroom there is, less what is reserved."""
+def _left(env: _Env, number: int) -> tuple[Tier, float, int, int]:
+    """What a foreign member has to offer: its tier, how much of that, and how much is idle and how much headroom there
+    is, less what is reserved."""
     record = env.foreign[number]
     reserved = env.reserved.get(number, 0)
     idle = max(0, record.idle - reserved)
@@ -636,20 +665,18 @@ def _left(env: _Env, number: int) -> tuple[Tier, int, int]:
         tier = Tier.GROW
     else:
         tier = Tier.SATURATED if record.can_grow and not growing else Tier.FULL
-    return tier, idle, headroom
-
-
-def _size(tier: Tier, idle: int, headroom: int) -> float:
-    """How much of what its tier stands for a member has."""
+    size: float = math.inf if headroom == -1 else headroom
     if tier is Tier.IDLE:
-        return idle
-    return float("inf") if headroom == -1 else headroom
+        size = idle if env.ranking is Ranking.LEFT else _share(record.idle, reserved)
+    return tier, size, idle, headroom
 
 
-def _standing_of(env: _Env, number: int) -> tuple[int, float]:
-    """What `_rank` goes by before it comes to names."""
-    tier, idle, headroom = _left(env, number)
-    return (_TIER_RANK[tier], -_size(tier, idle, headroom))
+def _share(idle: int, reserved: int) -> float:
+    """What each create that is reserved of so much idle has, with one more; 0 where nothing is left.
+
+    To give each create to the one with the largest share is how D'Hondt gives seats to parties: in proportion. What
+    several routers take in this way fits, though none of them sees the reservations of the others."""
+    return idle / (reserved + 1) if idle > reserved else 0
 
 
 def _best(env: _Env) -> _Offer | None:
@@ -659,15 +686,17 @@ def _best(env: _Env) -> _Offer | None:
     barred: Collection[int] = env.turned_away
     if env.question.not_these:
         barred = {number for number in range(len(foreign)) if _offer(env, number).tier in _BARRED}
-    most, contenders = 0, []
+    by_share = env.ranking is Ranking.SHARE
+    most: float = 0
+    contenders: list[int] = []
     for number, record in enumerate(foreign):
-        idle = record.idle
-        if reserved:
-            idle -= reserved.get(number, 0)
-        if idle < most or idle <= 0 or number in barred:
+        size: float = record.idle
+        if reserved and (taken := reserved.get(number)):
+            size = _share(record.idle, taken) if by_share else size - taken
+        if size < most or size <= 0 or number in barred:
             continue
-        if idle > most:
-            most, contenders = idle, [number]
+        if size > most:
+            most, contenders = size, [number]
         else:
             contenders.append(number)
     if not contenders:
@@ -707,8 +736,7 @@ _BARRED = (Tier.TURNED_AWAY, Tier.EXCLUDED)
 def _rank(offer: _Offer, local_cluster_id: str) -> tuple[int, float, int, str]:
     """Sorts the best first. Equal offers are ordered by a hash of (local cluster, candidate), so that clusters that see
     the same numbers do not all lean to the same pool; it is the same in every process and on every machine."""
-    size = _size(offer.tier, offer.idle, offer.headroom)
-    return (_TIER_RANK[offer.tier], -size, _leaning(local_cluster_id, offer.target), offer.target)
+    return (_TIER_RANK[offer.tier], -offer.size, _leaning(local_cluster_id, offer.target), offer.target)
 
 
 @lru_cache(65536)
@@ -741,7 +769,10 @@ def _verdict(offer: _Offer, env: _Env, decision: _Decision) -> str:
     if chosen.tier is Tier.IDLE and offer.tier is Tier.GROW:
         return f"{_none_idle(offer)}, {chosen.target} has"
     if chosen.tier is Tier.IDLE:
-        return "as much idle, the tie went elsewhere" if offer.idle == chosen.idle else "less idle"
+        per_create = " for each create" if env.ranking is Ranking.SHARE else ""
+        if offer.size == chosen.size:
+            return f"as much idle{per_create}, the tie went elsewhere"
+        return f"less idle{per_create}"
     return "as much headroom, the tie went elsewhere" if offer.headroom == chosen.headroom else "less headroom"
 
 

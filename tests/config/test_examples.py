@@ -90,8 +90,9 @@ def test_the_walk_over_the_model_finds_what_is_there() -> None:
     }
     some |= {"metrics.bind": "127.0.0.1:9464", "hub.accept": ["shared"], "source.type": None, "federation.hubs": []}
     some |= {"filter.type": None, "sink.type": None, "placement.settle_time": 2.0, "placement.reservation_ttl": 10.0}
+    some |= {"placement.ranking": "left"}
     assert {key: MODEL.get(key, "absent") for key in some} == some
-    assert len(MODEL) == 36
+    assert len(MODEL) == 37
 
 
 @pytest.mark.parametrize(

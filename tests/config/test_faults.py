@@ -165,6 +165,7 @@ ONE_FAULT = [
     (AGENT + "[placement]\nsettle_time = '0s'", "[placement] settle_time", ["1ms to 24h"]),
     (AGENT + "[placement]\nreservation_ttl = '0s'", "[placement] reservation_ttl", ["1ms to 24h"]),
     (AGENT + "[placement]\nsettle_time = 2", "[placement] settle_time", ["expected a string", "a whole number"]),
+    (AGENT + "[placement]\nranking = 'shares'", "[placement] ranking", ["'shares'", 'did you mean "share"?']),
     (AGENT + "[placement]\nreservation_tll = '5s'", "[placement] reservation_tll", ['mean "reservation_ttl"?']),
     (AGENT + "[placements]\nsettle_time = '5s'", "[placements]", ['did you mean "placement"?']),
     (AGENT + "settle_time = '5s'", "[federation] settle_time", ["it belongs under [placement]"]),

@@ -31,7 +31,7 @@ KEYS: dict[str, list[str]] = {
     ],
     "hub.tls": ["cert_file", "key_file", "client_ca_file"],
     "hub.backplane": ["type", "servers"],
-    "placement": ["settle_time", "reservation_ttl"],
+    "placement": ["settle_time", "reservation_ttl", "ranking"],
     "metrics": ["bind"],
     "admin": ["bind"],
     "log": ["level", "format"],

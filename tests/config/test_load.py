@@ -405,6 +405,7 @@ def test_describe(tmp_path: Path) -> None:
         "sink": "none",
         "placement.settle_time": "2s",
         "placement.reservation_ttl": "10s",
+        "placement.ranking": "left",
         "metrics.bind": "127.0.0.1:9464",
         "hub.accept": "shared",
         "hub.backplane.type": "memory",

@@ -1420,3 +1420,51 @@ def test_threads_never_promise_more_than_there_is() -> None:
         Rule.NOTHING_ANYWHERE: 130,
     }
     assert scene.router.reserved() == 300
+
+
+# The other ranking.
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 120))
+def test_by_share_creates_are_spread_in_proportion_and_never_beyond_what_is_idle(idles: list[int], count: int) -> None:
+    scene = Scene(*(member(f"c{number}", idle=idle) for number, idle in enumerate(idles)))
+    router = Router(scene.registry, ranking="share")
+    targets = Counter(router.place("ns", "a").target for _ in range(count))
+    placed = [targets[f"c{number}::p1"] for number in range(len(idles))]
+    assert all(taken <= idle for taken, idle in zip(placed, idles, strict=True))
+    assert sum(placed) == min(count, sum(idles))
+    # As seats are given: nobody would have more for each of theirs by taking one of another's.
+    for one, has in enumerate(idles):
+        for other, taken in enumerate(placed):
+            if taken and placed[one] < has:
+                assert has / (placed[one] + 1) <= idles[other] / taken
+
+
+def test_by_share_several_routers_together_fit_where_each_alone_would_fill_up_the_largest() -> None:
+    pools = [member("big", idle=20), *(member(f"c{number}", idle=15) for number in range(4))]
+    for ranking, fits in (("left", False), ("share", True)):
+        taken: Counter[str | None] = Counter()
+        for number in range(8):
+            scene = Scene(*pools, local_cluster_id=f"local-{number}")
+            router = Router(scene.registry, ranking=ranking)
+            taken.update(router.place("ns", "a").target for _ in range(5))
+        assert (taken["big::p1"] <= 20) is fits
+
+
+def test_by_share_it_is_said_so() -> None:
+    scene = Scene(member("east", idle=4), member("north", idle=3), member("south", idle=4))
+    router = Router(scene.registry, ranking="share")
+    verdicts = {found.target: found.verdict for found in router.place("ns", "a").candidates}
+    assert sorted(verdicts.values()) == [
+        "as much idle for each create, the tie went elsewhere",
+        "chosen",
+        verdicts["north::p1"],
+    ]
+    assert verdicts["north::p1"] == "less idle for each create"
+    assert router.place("ns", "a").target != "north::p1"
+    assert router.place("ns", "a").target == "north::p1"
+
+
+def test_an_unknown_ranking_is_refused() -> None:
+    with pytest.raises(ValueError, match="best"):
+        Router(Registry("west"), ranking="best")

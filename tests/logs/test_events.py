@@ -71,7 +71,9 @@ def _calls(path: Path) -> Iterator[Call]:
 
 
 def logged() -> list[Call]:
-    return [call for path in sorted(ROOT.rglob("*.py")) if "pb" not in path.parts for call in _calls(path)]
+    # What is generated logs nothing, and the test kit writes to logs of its own.
+    rooms = [path for path in sorted(ROOT.rglob("*.py")) if not {"pb", "testing"} & set(path.relative_to(ROOT).parts)]
+    return [call for path in rooms for call in _calls(path)]
 
 
 def test_every_event_in_the_code_is_documented_and_every_documented_one_is_there() -> None:
