@@ -28,8 +28,12 @@ from benchmarks.measure import Figure
 #: Each a module of this package with `run(*, quick: bool) -> list[Figure]`, imported only when it is run, so that none
 #: costs another one memory or threads.
 BENCHMARKS = (
-    "core", "codec", "latency", "hub", "exposition", "startup", "simulation", "kubernetes", "kubernetes_status",
+    "core", "codec", "latency", "hub", "exposition", "startup", "simulation", "placement", "kubernetes",
+    "kubernetes_status",
 )  # fmt: skip
+
+#: Has a page of its own.
+_PLACEMENT = "placement"
 
 _PACKAGES = (
     "trio-federation", "trio", "trio-asyncio", "grpclib", "h2", "betterproto2", "protobuf",
@@ -43,12 +47,12 @@ def main() -> int:
     parser.add_argument("name", nargs="*", metavar="NAME", help=f"which ones, all by default: {', '.join(BENCHMARKS)}")
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE, too")
     parser.add_argument("--quick", action="store_true", help="little of each, to see that they run: no useful figures")
-    parser.add_argument("--docs", action="store_true", help="put the figures of all benchmarks into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="put the figures into docs/benchmarks.md and placement.md")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.name if name not in BENCHMARKS]:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    if arguments.docs and (arguments.name or arguments.quick):
-        parser.error("--docs wants a full run of all benchmarks")
+    if arguments.docs and (arguments.quick or arguments.name not in ([], [_PLACEMENT])):
+        parser.error(f"--docs wants a full run of all benchmarks, or of {_PLACEMENT}, which has a page of its own")
 
     machine = _machine()
     console = Console()
@@ -77,7 +81,11 @@ def main() -> int:
         document = {"machine": machine, "quick": arguments.quick, "figures": figures}
         Path(arguments.json).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if arguments.docs and not failed:
-        page.rewrite(machine, results)
+        from benchmarks import placement_page  # it needs all that placement needs
+
+        placement_page.rewrite(machine, results.pop(_PLACEMENT))
+        if results:
+            page.rewrite(machine, results)
     return 1 if failed else 0
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+#: runs of pytest as tests: of the plugin that the test kit brings
+pytest_plugins = ["pytester"]
+
 #: the folder that the shared designs and cases are laid in, beside the repo
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 

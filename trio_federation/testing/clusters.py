@@ -3,8 +3,9 @@ suspended, and a clock of its own."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,11 +25,13 @@ from trio_federation.hookspecs import (
     SourceContext,
 )
 from trio_federation.registry import Registry
-from trio_federation.router import Router
+from trio_federation.router import Placed, Router
 from trio_federation.standing import Standing
 from trio_federation.testing.contexts import filter_context, sink_context, source_context
+from trio_federation.testing.eventlog import AgentNotes
+from trio_federation.testing.ledger import Statement
 from trio_federation.testing.network import Route
-from trio_federation.testing.scripted import ScriptedSource, SourceFaults, SourceGate
+from trio_federation.testing.scripted import ScriptedSource, SourceFaults, SourceGate, _GatedChanges
 
 if TYPE_CHECKING:
     from trio_federation.testing.simulation import Simulation
@@ -45,12 +48,30 @@ def always(plugin: T) -> Callable[[], T]:
     return lambda: plugin
 
 
+class _SimulatedAgent(Agent):
+    """An agent that notes what it places, and what became of that."""
+
+    notes: AgentNotes
+
+    def _placed(self, placed: Placed) -> None:
+        if self.notes.on:
+            self.notes.placed(placed)
+        super()._placed(placed)
+
+    def _reported(self, placement_id: str, word: str) -> None:
+        if self.notes.on:
+            self.notes.outcome(placement_id, word)
+        super()._reported(placement_id, word)
+
+
 class AgentProcess:
     """One start of one cluster's agent."""
 
     def __init__(self, cluster: SimulatedCluster, generator: random.Random) -> None:
         self.cluster = cluster
-        self.agent = Agent(
+        #: for the event log
+        self.notes = AgentNotes(cluster.simulation.log, cluster.name, cluster.carried)
+        self.agent = _SimulatedAgent(
             cluster.cluster_id,
             cluster.simulation.settings,
             sources={name: self._gated(name, make) for name, make in cluster.source_makers().items()},
@@ -61,11 +82,16 @@ class AgentProcess:
             clock=cluster.clock,
             generator=generator,
             standing=cluster.standing,
-            applied=partial(cluster.simulation.applied, cluster, self),
+            applied=partial(cluster.simulation.applied, self),
         )
+        self.agent.notes = self.notes
         #: set when it has ended
         self.ended = trio.Event()
-        self._dead = False
+        #: Trio's time at which it was started, at which it was told to stop, and at which it had ended; infinite before
+        self.began_at = trio.current_time()
+        self.stopping_at = self.ended_at = math.inf
+        #: whether it has died without a word
+        self.was_killed = False
         self._scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -75,32 +101,73 @@ class AgentProcess:
             with structlog.contextvars.bound_contextvars(node=self.cluster.name), self._scope:
                 await self.agent.run(task_status=task_status)
         finally:
+            self.ended_at = trio.current_time()
+            self.stopping_at = min(self.stopping_at, self.ended_at)
             self.ended.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self.ended.is_set()
 
     async def stop(self) -> None:
         """A clean stop; returns when the agent has ended."""
+        self.stopping_at = min(self.stopping_at, trio.current_time())
         self._scope.cancel()
         await self.ended.wait()
 
     async def kill(self) -> None:
         """It dies without a word; its connections break."""
-        self._dead = True
+        self.was_killed = True
         for route in self.cluster.routes.values():
             route.cut(self)
         await self.stop()
 
     def _gated(self, name: str, make: Callable[[], CapacitySource]) -> Callable[[], CapacitySource]:
         cluster = self.cluster
-        said = partial(cluster.simulation.said, cluster, name)
-        return lambda: SourceGate(make(), cluster.source_faults, said)
+        said = partial(cluster.simulation.said, self)
+        return lambda: _Gate(name, make(), cluster.source_faults, said)
 
     def _unless_dead(self, dial: Callable[[], Awaitable[trio.abc.Stream]]) -> Callable[[], Awaitable[trio.abc.Stream]]:
         async def dial_unless_dead() -> trio.abc.Stream:
-            if self._dead:
+            if self.was_killed:
                 raise Unavailable("the machine is off (simulated)")
             return await dial()
 
         return dial_unless_dead
+
+
+class _Gate(SourceGate):
+    """A gate that tells what is all that a source has from what it only pushes."""
+
+    def __init__(
+        self, name: str, source: CapacitySource, faults: SourceFaults, said: Callable[[Statement], None]
+    ) -> None:
+        super().__init__(source, faults, self._collected)
+        self._name = name
+        self._tell = said
+        self._called_at = -math.inf
+
+    async def collect(self) -> Sequence[Capacity]:
+        """What the source says."""
+        self._called_at = trio.current_time()
+        return await super().collect()
+
+    def changes(self) -> AsyncIterator[Sequence[Change]] | None:
+        """What the source pushes; None where it only answers."""
+        changes = self.source.changes()
+        # What is no iterator is the source's mistake, and the agent's to tell.
+        return _GatedChanges(changes, self._faults, self._pushed) if isinstance(changes, AsyncIterator) else changes
+
+    def _collected(self, at: float, changes: Sequence[Change]) -> None:
+        try:
+            unknown: Collection[str] = frozenset(self.source.unknown_namespaces())
+        except Exception:  # the agent asks, too, and tells
+            unknown = ()
+        self._tell(Statement(self._name, self._called_at, at, changes, whole=True, unknown=unknown))
+
+    def _pushed(self, at: float, changes: Sequence[Change]) -> None:
+        self._tell(Statement(self._name, at, at, changes, whole=False))
 
 
 class SimulatedCluster:
@@ -140,8 +207,11 @@ class SimulatedCluster:
         self.clock_offset = 0.0
         #: Trio's time at which something was done to it last: a start, a stop, a fault of its sources or its clock
         self.touched_at = -float("inf")
+        #: whether its machine stands still
+        self.is_suspended = False
+        #: every agent process that was started here, in the order of the starts
+        self.processes: list[AgentProcess] = []
         self._base = trio_clock()
-        self._starts = 0
         self._process: AgentProcess | None = None
 
     # What it is.
@@ -170,7 +240,7 @@ class SimulatedCluster:
     @property
     def is_running(self) -> bool:
         """Whether the agent that was started last runs."""
-        return self._process is not None and not self._process.ended.is_set()
+        return self._process is not None and self._process.is_running
 
     @property
     def clock(self) -> Clock:
@@ -220,6 +290,11 @@ class SimulatedCluster:
             name: self._maker(make, filter_context, "filter", name) for name, make in self._made_filters.items()
         }
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether anything stands between what its sources say and what others are told."""
+        return bool(self.filters or self._made_filters)
+
     def _maker(self, make: Callable[[C], T], context: Callable[..., C], kind: str, name: str) -> Callable[[], T]:
         generator = self.simulation.generator(kind, self.name, name)
         return lambda: make(context(name=name, cluster_id=self.cluster_id, clock=self.clock, random=generator))
@@ -227,37 +302,47 @@ class SimulatedCluster:
     # Its life.
 
     async def start(self) -> AgentProcess:
-        """Start an agent, also beside one that runs."""
-        self._starts += 1
+        """Start an agent, also beside one that runs. Raises RuntimeError while the machine stands still."""
+        self._must_turn("started")
         self.standing = Standing()
-        process = AgentProcess(self, self.simulation.generator("agent", self.name, str(self._starts)))
+        number = len(self.processes) + 1
+        process = AgentProcess(self, self.simulation.generator("agent", self.name, str(number)))
+        self.processes.append(process)
         self._touched("started", instance=process.agent.instance)
         await self.simulation.nursery.start(process.run)
         self._process = process
         return process
 
     async def stop(self) -> None:
-        """Stop the latest process cleanly; returns when it has ended."""
+        """Stop the latest process cleanly; returns when it has ended. Raises RuntimeError while the machine stands
+        still."""
+        self._must_turn("stopped")
         self._touched("stopping")
         await self.process.stop()
         self._touched("stopped")
 
     async def kill(self) -> None:
-        """The latest process dies without a word."""
+        """The latest process dies without a word, also on a machine that stands still."""
         self._touched("killed")
         await self.process.kill()
 
     def suspend(self) -> None:
         """The machine stands still until `resume`, and its clock goes on, as boot time does: no byte goes in or out, no
         source answers. What the agent's own timers find meanwhile, say that a hub is silent, a real one would find
-        when it goes on; nobody outside can tell the difference."""
+        when it goes on; nobody outside can tell the difference. Does nothing where it stands still already."""
+        if self.is_suspended:
+            return
+        self.is_suspended = True
         self.source_faults.close()
         for route in self.routes.values():
             route.suspend()
         self._touched("suspended")
 
     def resume(self) -> None:
-        """The machine goes on."""
+        """The machine goes on, if it stood still."""
+        if not self.is_suspended:
+            return
+        self.is_suspended = False
         self.source_faults.open()
         for route in self.routes.values():
             route.resume()
@@ -283,11 +368,19 @@ class SimulatedCluster:
         self.source_faults.failure = error
         self._touched("sources_fail" if error is not None else "sources_work")
 
+    def _must_turn(self, what: str) -> None:
+        if self.is_suspended:
+            raise RuntimeError(f"the machine of {self.name} stands still; nothing is {what} there before resume()")
+
     def _touched(self, event: str, **details: object) -> None:
         self.touched_at = trio.current_time()
         self.note(event, **details)
 
     # What it knows.
+
+    def carried(self) -> dict[str, list[tuple[int, int, int, int]]]:
+        """By hub, what its connections have carried: see `Route.carried`."""
+        return {name: route.carried() for name, route in self.routes.items()}
 
     def known(self, of: str) -> list[Capacity]:
         """The fresh records of cluster id `of` that this cluster's registry has."""
@@ -304,7 +397,3 @@ class SimulatedCluster:
             assert record.observed_at is not None
             found.append(self.clock() - record.observed_at)
         return found
-
-
-#: Told of every batch of changes that the registry of a process has taken in.
-Applied = Callable[[SimulatedCluster, AgentProcess, Sequence[Change]], None]

@@ -43,7 +43,9 @@ class SimulatedHub:
         """Take in a connection. Raises Unavailable while the hub is down."""
         if self._hub is None:
             raise Unavailable("nobody listens (simulated)", peer=self.name)
-        self._hub.serve(stream)
+        # What comes of it is the hub's business, whoever has dialled.
+        with structlog.contextvars.bound_contextvars(node=self.name):
+            self._hub.serve(stream)
 
     async def start(self) -> None:
         """Start a hub that knows nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal, TypeVar
 
 import trio
@@ -22,7 +23,8 @@ from trio_federation.testing.clusters import SECRET, AgentProcess, SimulatedClus
 from trio_federation.testing.eventlog import EventLog
 from trio_federation.testing.hubs import SimulatedHub
 from trio_federation.testing.invariants import Invariant, InvariantBroken
-from trio_federation.testing.network import HubEnd, OtherHub, Route
+from trio_federation.testing.ledger import Ledger, Statement
+from trio_federation.testing.network import HubEnd, OtherHub, Route, tell_carried
 from trio_federation.testing.scheduling import seeded_scheduling
 
 T = TypeVar("T")
@@ -36,18 +38,20 @@ _GLANCE = 0.25
 class Simulation:
     """What `simulated_federation` gives.
 
-    `settings`: those of every agent. `seed`: everything that is drawn by lot follows from it. `nursery`: where agents
-    and hubs live."""
+    `settings`: those of every agent; `hub_settings`: of every hub. `seed`: everything that is drawn by lot follows from
+    it. `nursery`: where agents and hubs live."""
 
     def __init__(
         self,
         settings: Federation,
+        hub_settings: HubSettings,
         seed: int,
         nursery: trio.Nursery,
         log: EventLog,
         invariants: Sequence[Invariant],
     ) -> None:
         self.settings = settings
+        self.hub_settings = hub_settings
         self.seed = seed
         self.nursery = nursery
         self.log = log
@@ -55,9 +59,18 @@ class Simulation:
         #: hubs of the test's own making
         self.other_hubs: list[OtherHub] = []
         self.clusters: dict[str, SimulatedCluster] = {}
+        #: Trio's time at which it began
+        self.began = trio.current_time()
         self.invariants = list(invariants)
-        #: the first invariant that did not hold
-        self.broken: InvariantBroken | None = None
+        #: what is true, for the invariants; None where there are none
+        self.ledger: Ledger | None = None
+        if self.invariants:
+            # What a source has said may be held, or sit at a hub, and be told after that.
+            self.ledger = Ledger(self, remembered=settings.ttl + hub_settings.ttl + 2 * settings.silence_limit)
+        #: the first invariant that did not hold, or what has gone wrong in one
+        self.broken: Exception | None = None
+        #: how many lines the event log had then; what follows is how the federation ends
+        self.broken_at_line: int | None = None
 
     def every_hub(self) -> Iterator[HubEnd]:
         """The hubs, in the order of their names."""
@@ -118,7 +131,9 @@ class Simulation:
         """The cluster's connections break, and it cannot connect again until `heal`: to any hub, or to that one.
 
         `silently`: who dials gets no answer, instead of a refusal. `one_way`: nothing breaks and nobody is told; what
-        is said in this direction does not arrive before `heal`."""
+        is said in this direction does not arrive before `heal`. Raises ValueError for both at once."""
+        if one_way is not None and silently:
+            raise ValueError("a partition one way tells nobody anything; leave out silently")
         for route in self._routes(name, hub):
             if one_way is not None:
                 route.hold(to_hub=one_way == "to_hub", to_cluster=one_way == "to_cluster")
@@ -127,7 +142,7 @@ class Simulation:
 
     def heal(self, name: str, *, hub: int | None = None) -> None:
         """The network of the cluster is as it was at first, to all hubs or to one: no partition, no delay, nothing
-        held."""
+        held, and nothing that breaks now and then. A machine that is suspended stays so."""
         for route in self._routes(name, hub):
             route.heal()
 
@@ -147,11 +162,22 @@ class Simulation:
         for route in self._routes(name, hub):
             route.delay(seconds, jitter=jitter)
 
+    def flaky(self, name: str, *, every: float = 30.0, hub: int | None = None) -> None:
+        """The cluster's connections break at random moments, each one every so many seconds on average, until `heal`.
+        It can connect again at once. Raises ValueError where `every` is no positive number of seconds."""
+        for route in self._routes(name, hub):
+            route.flaky(every, self.nursery)
+
     async def restart_hub(self, number: int, *, down_for: float = 0.0) -> None:
         """The hub dies, and another one that knows nothing takes its place after so many seconds."""
         self.hubs[number].stop()
         await trio.sleep(down_for)
         await self.hubs[number].start()
+
+    def tell_carried(self) -> None:
+        """Note what every connection has carried that is not noted yet."""
+        for route in self._routes():
+            route.tell_carried()
 
     def _routes(self, name: str | None = None, hub: int | None = None) -> list[Route]:
         clusters = list(self.clusters.values()) if name is None else [self[name]]
@@ -176,9 +202,14 @@ class Simulation:
         link = link or MemoryLink(client=f"{cluster_id} (test)", server=self.hubs[hub].name)
         self.hubs[hub].serve(link.server)
         metadata = [pair for pair in call_metadata(cluster_id, instance or "", credential) if pair[1]]
-        async with trio.open_nursery() as nursery:
-            yield await HubConnection.open(nursery, link.client, peer=self.hubs[hub].name, metadata=metadata)
-            nursery.cancel_scope.cancel()
+        note = self.log.of(f"{cluster_id}~{self.hubs[hub].name}")
+        note("connected", by="test")
+        try:
+            async with trio.open_nursery() as nursery:
+                yield await HubConnection.open(nursery, link.client, peer=self.hubs[hub].name, metadata=metadata)
+                nursery.cancel_scope.cancel()
+        finally:
+            tell_carried(link, note)
 
     @asynccontextmanager
     async def stalled_watcher(self, cluster_id: str = "stalled", *, hub: int = 0) -> AsyncIterator[None]:
@@ -189,35 +220,57 @@ class Simulation:
 
     # What the nodes tell, for the event log and the invariants.
 
-    def said(self, cluster: SimulatedCluster, source: str, at: float, changes: Sequence[Change]) -> None:
-        """A source of a cluster has said this."""
-        self._check(lambda each: each.said(cluster, source, at, changes))
+    def said(self, process: AgentProcess, statement: Statement) -> None:
+        """A source of an agent has said this."""
+        if process.notes.on:
+            process.notes.said(statement.source, statement.changes, whole=statement.whole)
+        if self.ledger is not None:
+            ledger = self.ledger
+            self._check(lambda: ledger.said(process, statement))
+            for invariant in self.invariants:
+                self._check(partial(invariant.said, process, statement))
 
-    def applied(self, cluster: SimulatedCluster, process: AgentProcess, changes: Sequence[Change]) -> None:
-        """The registry of a process has taken in these changes."""
-        self._check(lambda each: each.applied(cluster, process, changes))
+    def applied(self, process: AgentProcess, changes: Sequence[Change]) -> None:
+        """The registry of a process was told of these changes."""
+        if process.notes.on:
+            process.notes.took(process.agent.registry, changes)
+        if (
+            self.ledger is not None
+            and (news := self._check(partial(self.ledger.applied, process, changes))) is not None
+        ):
+            for invariant in self.invariants:
+                self._check(partial(invariant.applied, process, changes, news))
 
     def look(self) -> None:
-        """Have every invariant look."""
-        self._check(lambda each: each.look())
+        """Have every invariant look at every registry."""
+        self._look(everything=True)
 
-    def _check(self, check: Callable[[Invariant], None]) -> None:
-        for invariant in self.invariants:
-            if self.broken is not None:
-                return
+    def _look(self, *, everything: bool = False) -> None:
+        if self.ledger is not None:
+            self._check(partial(self.ledger.begin_look, everything=everything))
+            for invariant in self.invariants:
+                self._check(invariant.look)
+
+    def _check(self, check: Callable[[], T]) -> T | None:
+        if self.broken is None:
             try:
-                check(invariant)
-            except InvariantBroken as error:
+                return check()
+            except Exception as error:
                 # Raised here it would look like a fault of whoever has told; the whole simulation ends with it instead.
                 self.broken = error
-                self.log.note("invariant", "broken", error=error)
+                self.log.note("invariant", "broken" if isinstance(error, InvariantBroken) else "failed", error=error)
+                self.broken_at_line = len(self.log.lines)
                 self.nursery.cancel_scope.cancel()
+        return None
 
     async def keep_looking(self, every: float) -> None:
-        """Have the invariants look every so many seconds."""
+        """Have the invariants look every so many seconds, and whenever they have asked for it."""
+        assert self.ledger is not None
         while True:
-            await trio.sleep(every)
-            self.look()
+            at = trio.current_time() + every
+            while trio.current_time() < at:
+                await self.ledger.wait_until_due(at)
+                self._look()
 
 
 def _knows(observer: SimulatedCluster, of: SimulatedCluster) -> bool:
@@ -241,13 +294,16 @@ async def simulated_federation(
     start: bool = True,
     longest: float = LONGEST,
     scripted_hubs: Sequence[OtherHub] = (),
+    events: bool = True,
 ) -> AsyncIterator[Simulation]:
     """Clusters by name, each with an agent, and `hubs` hubs that every agent is connected to. Times in seconds.
 
     `ttl`: of the agents' registries; `hub_ttl`, `grace`: of the hubs. `seed`: the same one makes the same run, to the
-    last byte. `invariants`: what is checked all the time, and looked at every `check_every`. Without `start` the hubs
-    run and the agents do not yet: `await federation["west"].start()`. `longest`: seconds after which it is given up.
-    `scripted_hubs`: further hubs, which do what a test says.
+    last byte, where it begins at the same moment of virtual time. `invariants`: what is checked all the time, and
+    looked at every `check_every`; new ones for each federation, say those of `every_invariant()`. Without `start` the
+    hubs run and the agents do not yet: `await federation["west"].start()`. `longest`: seconds after which it is given
+    up.
+    `scripted_hubs`: further hubs, which do what a test says. `events`: whether the event log is kept, `Simulation.log`.
 
     Raises InvariantBroken, whatever else was raised inside, where an invariant did not hold, and trio.TooSlowError
     where it took too long."""
@@ -259,13 +315,13 @@ async def simulated_federation(
         ttl=ttl,
     )
     hub_settings = HubSettings(secret=Secret(SECRET), ttl=hub_ttl, grace=grace)
-    log = EventLog(lambda: trio.current_time() - began)
+    log = EventLog(lambda: trio.current_time() - began, on=events, secrets=[SECRET])
     failure: BaseException | None = None
-    with seeded_scheduling(seed):
+    with seeded_scheduling(seed), log.listening():
         async with open_bridge(), trio.open_nursery() as nursery:
             # A test that waits for what never comes must fail; on virtual time it would go on until somebody ends it.
             nursery.cancel_scope.deadline = began + longest
-            simulation = Simulation(settings, seed, nursery, log, invariants)
+            simulation = Simulation(settings, hub_settings, seed, nursery, log, invariants)
             simulation.hubs = [SimulatedHub(name, hub_settings, nursery, log.of(name)) for name in every_name]
             simulation.other_hubs = list(scripted_hubs)
             for other in scripted_hubs:
@@ -280,7 +336,9 @@ async def simulated_federation(
                 for cluster in simulation.clusters.values():
                     await cluster.start()
             if invariants:
-                nursery.start_soon(simulation.keep_looking, check_every)
+                # With an order of its own: whether anybody looks must not change what there is to be seen.
+                with seeded_scheduling(f"{seed}/invariants"):
+                    nursery.start_soon(simulation.keep_looking, check_every)
             try:
                 yield simulation
             except BaseException as error:
@@ -294,6 +352,7 @@ async def simulated_federation(
                 for hub in simulation.hubs:
                     hub.stop()
             nursery.cancel_scope.cancel()
+        simulation.tell_carried()
     if simulation.broken is not None:
         raise simulation.broken from failure
     if failure is not None:
@@ -312,5 +371,9 @@ def run_simulated(test: Callable[..., Awaitable[T]], *args: object, seed: int = 
     """Run an async function to its end on virtual time, as `trio.run` would on real time, with every order that Trio
     draws by lot made to follow from `seed`. For programs, and for test runners that know nothing of Trio. Returns what
     the function returns."""
-    with seeded_scheduling(seed):
-        return trio.run(test, *args, clock=MockClock(autojump_threshold=0))
+
+    async def seeded() -> T:
+        with seeded_scheduling(seed):
+            return await test(*args)
+
+    return trio.run(seeded, clock=MockClock(autojump_threshold=0))
