@@ -79,5 +79,5 @@ async def test_of_a_user(federation: FederationFactory) -> None:
 Capacity("west", "agents", "python", idle="many")  # type: ignore[arg-type]
 registry.best_foreign_member("agents")  # type: ignore[call-arg]
 placement.reason = "it may not be changed"  # type: ignore[misc]
-member("west", idel=1)  # type: ignore[call-arg]
+member("west", idles=1)  # type: ignore[call-arg]
 simulated_federation("west", hubs="two")  # type: ignore[arg-type]

@@ -63,7 +63,10 @@ def completed(line: str, call: Call, monkeypatch: pytest.MonkeyPatch, of: str = 
         ("trio-federation pl", ["plain,place", "plain,plugins"]),
         ("trio-federation --verbose st", ["plain,status"]),
         ("trio-federation status --u", ["plain,--url"]),
-        ("trio-federation place --", [f"plain,--{name}" for name in ("group", "not-these", "id", "url", "timeout", "json", "help")]),
+        (
+            "trio-federation place --",
+            [f"plain,--{name}" for name in ("group", "not-these", "id", "url", "timeout", "json", "help")],
+        ),
         ("trio-federation completion ", [f"plain,{shell}" for shell in SHELLS]),
         ("trio-federation check conf", ["file,conf"]),
         ("trio-federation run ", ["file,"]),

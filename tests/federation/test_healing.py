@@ -47,8 +47,8 @@ async def test_an_agent_that_stops_between_two_connections_says_goodbye(autojump
 
 @pytest.mark.parametrize("gap, longest", [(1.0, 7.5), (4.0, 7.5), (6.0, 2.5), (20.0, 2.5)])
 async def test_how_long_a_takeover_hides_a_cluster(gap: float, longest: float, autojump_clock: MockClock) -> None:
-    """The takeover is one retry, after at most 2 s. Instances that started within 5 s of each other cannot be told apart,
-    so there it takes until the newer one's sources were asked again and that is told: a report interval more."""
+    """The takeover is one retry, after at most 2 s. Instances that started within 5 s of each other cannot be told
+    apart, so there it takes until the newer one's sources were asked again and that is told: a report interval more."""
     async with simulated_federation("west", "east", start=False) as fed:
         await fed["east"].start()
         fed["west"].source.set(member("west", idle=3))

@@ -263,7 +263,9 @@ def test_everything_is_drawn_from_generators_of_the_simulation() -> None:
     """Nothing asks the machine for randomness, or for its time but in a few places where it changes nothing."""
     watch = Watch()
     run_simulated(watch.over, partial(everything, 5, seconds=60.0))
-    assert watch.seen <= HARMLESS
+    # hypothesis, once another test has used it, measures the garbage collector's time.
+    ours = {call for call in watch.seen if not call[0].startswith("hypothesis.")}
+    assert ours <= HARMLESS
     assert ("trio._core._mock_clock", "perf_counter") in watch.seen
 
 
