@@ -102,6 +102,17 @@ class _Gate(asyncio.Event):
         return True
 
 
+class _InOrder(dict["asyncio.Task[Any]", None]):
+    """The tasks that grpclib cancels when a stream ends, in the order of their coming: a set's differs from run to run,
+    and with it which of the callers of a stream hears of its end first."""
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        self[task] = None
+
+    def discard(self, task: asyncio.Task[Any]) -> None:
+        self.pop(task, None)
+
+
 class _Connection(Connection):
     max_message = MAX_RECEIVE
 
@@ -120,6 +131,8 @@ class _Connection(Connection):
             super().flush()
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> Stream:
+        if wrapper is not None:
+            wrapper._tasks = _InOrder.fromkeys(wrapper._tasks)  # type: ignore[assignment]
         stream = _LimitedStream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
         stream.max_message = self.max_message
         return stream
