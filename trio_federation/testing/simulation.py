@@ -6,7 +6,7 @@ here decides what is right; that is up to tests, and to the invariants that they
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, TypeVar
@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import trio
 from trio.testing import MockClock
 
-from trio_federation.capacity import Change, same_value
+from trio_federation.capacity import Capacity, Change, same_value
 from trio_federation.config import Endpoint, Federation, HubSettings, Secret
 from trio_federation.identity import call_metadata
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
@@ -107,10 +107,12 @@ class Simulation:
 
     def _agree(self) -> bool:
         running = [cluster for cluster in self.clusters.values() if cluster.is_running]
+        # Each registry is looked at once, whatever the number of those that are to agree with it.
+        views = [(cluster, _by_cluster(cluster.registry.snapshot())) for cluster in running]
         return all(
-            _knows(observer, of)
-            for of in running
-            for observer in running
+            _same(known.get(of.cluster_id, []), truth.get(of.cluster_id, []))
+            for of, truth in views
+            for observer, known in views
             if observer is not of and observer.cluster_id != of.cluster_id and self.connected(of, observer)
         )
 
@@ -273,9 +275,15 @@ class Simulation:
                 self._look()
 
 
-def _knows(observer: SimulatedCluster, of: SimulatedCluster) -> bool:
-    """Whether a cluster knows the same of another as that one itself."""
-    truth, known = of.known(of.cluster_id), observer.known(of.cluster_id)
+def _by_cluster(records: Iterable[Capacity]) -> dict[str, list[Capacity]]:
+    found: dict[str, list[Capacity]] = {}
+    for record in records:
+        found.setdefault(record.cluster_id, []).append(record)
+    return found
+
+
+def _same(known: Sequence[Capacity], truth: Sequence[Capacity]) -> bool:
+    """Whether two sorted lists of records say the same, whenever they were observed."""
     return len(truth) == len(known) and all(
         one.identity == other.identity and same_value(one, other) for one, other in zip(truth, known, strict=True)
     )

@@ -39,7 +39,7 @@ class Ways:
         watcher that connects."""
         if of.cluster.credential != SECRET or observer.cluster.credential != SECRET:
             return math.inf
-        let_in = self._let_in(of)
+        let_in = self._let_in(of, observer)
         return min((self._over(hub, of, observer, let_in) for hub in self._federation.hubs), default=math.inf)
 
     def transit(self, of: AgentProcess, observer: AgentProcess) -> float:
@@ -51,7 +51,7 @@ class Ways:
     def goodbye_heard_at(self, of: AgentProcess, observer: AgentProcess) -> float:
         """By when an agent has heard that another one, which has stopped cleanly, is gone; infinite where there was no
         way to tell it, so that nobody need know before the TTL is over."""
-        best, let_in = math.inf, self._let_in(of)
+        best, let_in = math.inf, self._let_in(of, observer)
         for hub in self._federation.hubs:
             from_cluster, to_observer = of.cluster.routes[hub.name], observer.cluster.routes[hub.name]
             if not (hub.is_up and from_cluster.healthy and to_observer.healthy):
@@ -81,8 +81,9 @@ class Ways:
         # In the moment of its start it can have failed once.
         return disturbed_at + (FIRST if disturbed_at == process.began_at else self._healing)
 
-    def _let_in(self, process: AgentProcess) -> float:
-        """By when hubs and registries take the word of an agent: at its start, or once those before are given up."""
+    def _let_in(self, process: AgentProcess, observer: AgentProcess) -> float:
+        """By when the hubs and the registry of `observer` take the word of an agent: at its start, or once those before
+        it are given up."""
         federation = self._federation
         settings = federation.settings
         silence = max(settings.silence_limit, federation.hub_settings.silence_limit)
@@ -95,7 +96,7 @@ class Ways:
                 # Who started together with it cannot be told from it by age: registries give it up by themselves, or
                 # take the word only for what was true after its goodbye; either way with the next resync.
                 together = abs(process.began_at - other.began_at) <= START_TOLERANCE + takes
-                if self._parted_well(other):
+                if self._parted_well(other) and (not together or self._listened(observer, other.stopping_at)):
                     # Started beside it, it was refused, and tries again soon after the other one has gone.
                     beside = process.began_at < other.ended_at
                     let_in_at = other.ended_at + TAKEOVER[1] if beside else process.began_at
@@ -113,6 +114,15 @@ class Ways:
             return process.ended_at
         routes = process.cluster.routes.values()
         return max(process.ended_at, *(route.touched_at + 2 * route.longest_transit for route in routes))
+
+    def _listened(self, observer: AgentProcess, moment: float) -> bool:
+        """Whether an agent was connected to every hub that is up, at that moment, and since then; or came later, so
+        that it has nothing from before."""
+        return observer.began_at > moment or all(
+            observer.cluster.routes[hub.name].healthy and self._connected_at(observer, hub) < moment
+            for hub in self._federation.hubs
+            if hub.is_up
+        )
 
     def _parted_well(self, process: AgentProcess) -> bool:
         """Whether an agent has stopped cleanly, and could tell every hub that is up."""
