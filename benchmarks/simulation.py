@@ -25,19 +25,21 @@ class Size(NamedTuple):
     pools: int
     quick: float
     goal: float | None = None
+    #: whether the event log is kept, as it is unless a test says otherwise
+    events: bool = True
 
 
-SIZES = (Size(3, 1, 300.0), Size(3, 20, 300.0), Size(5, 20, 120.0, 10.0), Size(50, 20, 15.0, 180.0))
+SIZES = (Size(3, 1, 300.0), Size(3, 20, 300.0), Size(5, 20, 120.0, 10.0), Size(50, 20, 15.0, 180.0, events=False))
 
 
 #: Virtual seconds in which everything connects and hears everything, which comes once and not every second.
 START = 2.0
 
 
-async def _run_for(length: float, clusters: int, pools: int) -> float:
+async def _run_for(length: float, clusters: int, pools: int, events: bool) -> float:
     """Returns the seconds of real time that what came after the start took."""
     names = [f"cluster-{number}" for number in range(clusters)]
-    async with simulated_federation(*names) as federation:
+    async with simulated_federation(*names, events=events) as federation:
         for name in names:
             federation[name].source.set(*[member(name, f"pool-{number}", idle=number) for number in range(pools)])
         await trio.sleep(START)
@@ -50,12 +52,12 @@ def run(*, quick: bool = False) -> list[Figure]:
     """Seconds of real time per virtual hour. What was shorter is told as an hour, and says so."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     figures = []
-    for clusters, pools, quick_length, goal in SIZES:
+    for clusters, pools, quick_length, goal, events in SIZES:
         length = quick_length if quick else HOUR
         name = f"{clusters} clusters with {pools} pool{'' if pools == 1 else 's'} each"
         print(f"  {name}, {length:g} s", file=sys.stderr)
         began = time.perf_counter()
-        after_start = trio.run(_run_for, length, clusters, pools, clock=MockClock(autojump_threshold=0))
+        after_start = trio.run(_run_for, length, clusters, pools, events, clock=MockClock(autojump_threshold=0))
         took = time.perf_counter() - began
         # Start and end come once, however long it goes on between them.
         hour = took + after_start * (HOUR - length) / (length - START)
@@ -64,5 +66,7 @@ def run(*, quick: bool = False) -> list[Figure]:
             beside.append(f"told from {length:g} s of it")
         if goal is not None:
             beside.append(f"goal {goal:g} s")
+        if not events:
+            beside.append("without an event log")
         figures.append(Figure(f"an hour of {name}", hour, "s", "; ".join(beside)))
     return figures
