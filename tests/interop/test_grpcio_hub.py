@@ -77,6 +77,12 @@ async def running_agent(
     source = ScriptedSource()
     source.set(*records)
     tls = None if ca_file is None else client_tls(ca_file=ca_file, cert_file=None, key_file=None)
+    applied = [trio.Event()]
+
+    def tell(changes: object) -> None:
+        applied[0].set()
+        applied[0] = trio.Event()
+
     agent = Agent(
         "west",
         settings or Federation(),
@@ -84,16 +90,8 @@ async def running_agent(
         hubs={HUB: tcp_dialer("127.0.0.1", port, tls=tls)},
         credential=SECRET,
         generator=random.Random(1),
+        applied=tell,
     )
-    applied = [trio.Event()]
-    apply = agent.registry.apply
-
-    def apply_and_tell(changes: object) -> None:
-        apply(changes)  # type: ignore[arg-type]
-        applied[0].set()
-        applied[0] = trio.Event()
-
-    agent.registry.apply = apply_and_tell  # type: ignore[method-assign, assignment]
     stopped = trio.Event()
     scope = trio.CancelScope()
 
