@@ -14,7 +14,7 @@ import trio
 
 from benchmarks.children import BenchmarkError, listen, say
 from trio_federation import Capacity, CapacitySource, SourceContext, SourceType, hookimpl, logs, process, reporter
-from trio_federation.capacity import Change, Fault
+from trio_federation.capacity import Change
 from trio_federation.clock import BootClock, boot_time
 from trio_federation.config import load
 from trio_federation.plugins import PluginManager
@@ -65,12 +65,13 @@ def capacity_sources() -> list[SourceType[Options]]:
 
 def _tell_arrivals(registry: Registry) -> None:
     """Let a registry say when it has taken in records of other clusters: how many, so far, of their generation."""
-    apply = registry.apply
+    # What the agent feeds it has been checked already.
+    apply = registry.apply_checked
     seen: dict[int, set[object]] = {}
 
-    def apply_and_tell(changes: Iterable[Change]) -> list[Fault]:
+    def apply_and_tell(changes: Iterable[Change]) -> None:
         changes = list(changes)
-        faults = apply(changes)
+        apply(changes)
         at = boot_time()
         arrived = [
             change
@@ -81,9 +82,8 @@ def _tell_arrivals(registry: Registry) -> None:
             seen.setdefault(record.running, set()).add(record.identity)
         for generation in sorted({record.running for record in arrived}):
             say(arrived=generation, records=len(seen[generation]), at=at)
-        return faults
 
-    registry.apply = apply_and_tell  # type: ignore[method-assign]
+    registry.apply_checked = apply_and_tell  # type: ignore[method-assign]
 
 
 async def _run(path: str) -> None:
