@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from trio_federation.agent import Agent
-from trio_federation.capacity import Capacity, Change
+from trio_federation.capacity import Capacity
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.errors import Unavailable
 from trio_federation.hookspecs import (
@@ -29,9 +29,8 @@ from trio_federation.router import Placed, Router
 from trio_federation.standing import Standing
 from trio_federation.testing.contexts import filter_context, sink_context, source_context
 from trio_federation.testing.eventlog import AgentNotes
-from trio_federation.testing.ledger import Statement
 from trio_federation.testing.network import Route
-from trio_federation.testing.scripted import ScriptedSource, SourceFaults, SourceGate, _GatedChanges
+from trio_federation.testing.scripted import ScriptedSource, SourceFaults, SourceGate
 
 if TYPE_CHECKING:
     from trio_federation.testing.simulation import Simulation
@@ -126,7 +125,7 @@ class AgentProcess:
     def _gated(self, name: str, make: Callable[[], CapacitySource]) -> Callable[[], CapacitySource]:
         cluster = self.cluster
         said = partial(cluster.simulation.said, self)
-        return lambda: _Gate(name, make(), cluster.source_faults, said)
+        return lambda: SourceGate(name, make(), cluster.source_faults, said)
 
     def _unless_dead(self, dial: Callable[[], Awaitable[trio.abc.Stream]]) -> Callable[[], Awaitable[trio.abc.Stream]]:
         async def dial_unless_dead() -> trio.abc.Stream:
@@ -135,39 +134,6 @@ class AgentProcess:
             return await dial()
 
         return dial_unless_dead
-
-
-class _Gate(SourceGate):
-    """A gate that tells what is all that a source has from what it only pushes."""
-
-    def __init__(
-        self, name: str, source: CapacitySource, faults: SourceFaults, said: Callable[[Statement], None]
-    ) -> None:
-        super().__init__(source, faults, self._collected)
-        self._name = name
-        self._tell = said
-        self._called_at = -math.inf
-
-    async def collect(self) -> Sequence[Capacity]:
-        """What the source says."""
-        self._called_at = trio.current_time()
-        return await super().collect()
-
-    def changes(self) -> AsyncIterator[Sequence[Change]] | None:
-        """What the source pushes; None where it only answers."""
-        changes = self.source.changes()
-        # What is no iterator is the source's mistake, and the agent's to tell.
-        return _GatedChanges(changes, self._faults, self._pushed) if isinstance(changes, AsyncIterator) else changes
-
-    def _collected(self, at: float, changes: Sequence[Change]) -> None:
-        try:
-            unknown: Collection[str] = frozenset(self.source.unknown_namespaces())
-        except Exception:  # the agent asks, too, and tells
-            unknown = ()
-        self._tell(Statement(self._name, self._called_at, at, changes, whole=True, unknown=unknown))
-
-    def _pushed(self, at: float, changes: Sequence[Change]) -> None:
-        self._tell(Statement(self._name, at, at, changes, whole=False))
 
 
 class SimulatedCluster:

@@ -9,6 +9,7 @@ import trio
 
 from trio_federation.capacity import Capacity, Change, stamped
 from trio_federation.hookspecs import CapacitySource, Trouble
+from trio_federation.testing.ledger import Statement
 
 
 class ScriptedSource(CapacitySource):
@@ -93,14 +94,16 @@ class SourceFaults:
         await self._open.wait()
 
 
-#: Told what a source has said: the moment, on Trio's clock, at which it was asked or has pushed, and the changes.
-Said = Callable[[float, Sequence[Change]], None]
+#: Told what a source has said.
+Said = Callable[[Statement], None]
 
 
 class SourceGate(CapacitySource):
-    """A source as its agent meets it in a simulated federation: the real one, less what `faults` keep back."""
+    """A source as its agent meets it in a simulated federation: the real one, less what `faults` keep back. `name`:
+    that of the source in what `said` is told."""
 
-    def __init__(self, source: CapacitySource, faults: SourceFaults, said: Said) -> None:
+    def __init__(self, name: str, source: CapacitySource, faults: SourceFaults, said: Said) -> None:
+        self.name = name
         self.source = source
         self._faults = faults
         self._said = said
@@ -115,6 +118,7 @@ class SourceGate(CapacitySource):
 
     async def collect(self) -> Sequence[Capacity]:
         """What the source says, later or not at all where it is made slow or to fail."""
+        called_at = trio.current_time()
         await self._faults.pass_through()
         asked_at = trio.current_time()
         if self._faults.slowness:
@@ -123,14 +127,22 @@ class SourceGate(CapacitySource):
             raise self._faults.failure
         records = await self.source.collect()
         await self._faults.pass_through()
-        self._said(asked_at, records)
+        try:
+            unknown: Collection[str] = frozenset(self.source.unknown_namespaces())
+        except Exception:  # the agent asks, too, and tells
+            unknown = ()
+        self._said(Statement(self.name, called_at, asked_at, records, whole=True, unknown=unknown))
         return records
 
     def changes(self) -> AsyncIterator[Sequence[Change]] | None:
         """What the source pushes; None where it only answers."""
         changes = self.source.changes()
         # What is no iterator is the source's mistake, and the agent's to tell.
-        return _GatedChanges(changes, self._faults, self._said) if isinstance(changes, AsyncIterator) else changes
+        return _GatedChanges(changes, self._faults, self._pushed) if isinstance(changes, AsyncIterator) else changes
+
+    def _pushed(self, changes: Sequence[Change]) -> None:
+        now = trio.current_time()
+        self._said(Statement(self.name, now, now, changes, whole=False))
 
     def is_live(self) -> bool:
         """What the source says."""
@@ -148,15 +160,20 @@ class SourceGate(CapacitySource):
 class _GatedChanges(AsyncIterator[Sequence[Change]]):
     """What a source pushes, less what is kept back. Closed together with what it goes through, where that can be."""
 
-    def __init__(self, changes: AsyncIterator[Sequence[Change]], faults: SourceFaults, said: Said) -> None:
+    def __init__(
+        self,
+        changes: AsyncIterator[Sequence[Change]],
+        faults: SourceFaults,
+        pushed: Callable[[Sequence[Change]], None],
+    ) -> None:
         self._changes = changes
         self._faults = faults
-        self._said = said
+        self._pushed = pushed
 
     async def __anext__(self) -> Sequence[Change]:
         batch = await self._changes.__anext__()
         await self._faults.pass_through()
-        self._said(trio.current_time(), batch)
+        self._pushed(batch)
         return batch
 
     async def aclose(self) -> None:
