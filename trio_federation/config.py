@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import msgspec
 
-from trio_federation.capacity import is_label
+from trio_federation.capacity import is_label, is_subdomain
+from trio_federation.credentials import CertificateName, DenyList, looks_like_token, read_deny_list, read_token
 from trio_federation.errors import ConfigurationError
 from trio_federation.options import UNITS, seconds
 from trio_federation.reservations import RESERVATION_TTL, SETTLE_TIME
@@ -31,13 +32,28 @@ SECRET_VARIABLE = "TRIO_FEDERATION_SECRET"  # noqa: S105 - the name of a variabl
 SHORTEST = 0.001
 LONGEST = 24 * 3600.0
 
+#: The largest number that a limit can be: that of a record's counts.
+MOST = 2**31 - 1
+
 #: Bounds of what is read, in bytes, so that a path that names a device or a wrong file cannot fill the memory. A secret
 #: travels in an HTTP header, and peers commonly limit all headers together to 8 KiB.
 LARGEST_FILE = 1024 * 1024
 LARGEST_SECRET = 4096
 
 #: Words and keys of interfaces.md that are promised for a later version: known, but of no use yet.
-NOT_YET = frozenset({"token", "certificate", "nats", "hub.backplane.servers"})
+NOT_YET = frozenset({"nats", "hub.backplane.servers"})
+
+#: Keys that nobody has, and that are easily thought to be there: what to use instead.
+_INSTEAD = {
+    "federation.token": "a token is given as secret",
+    "federation.token_file": "a token is given as secret_file",
+    "hub.token": "the hub has the secret that tokens are made from, as secret",
+    "hub.token_file": "the hub has the secret that tokens are made from, as secret_file",
+    "hub.next_secret": "the second secret is given as next_secret_file",
+}
+
+#: The least length of the admin interface's token, in characters: fewer could be guessed.
+SHORTEST_TOKEN = 16
 
 
 class Secret:
@@ -204,8 +220,119 @@ def _secret(text: str, _base: Path) -> Secret:
     return Secret(text)
 
 
+def read_secret_file(path: str, read: Callable[[str, Path], Secret] = _secret) -> Secret:
+    """What a secret's file holds, less one line break at its end. Raises ValueError, whose text names the file, says
+    what to do, and holds nothing of what the file does."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_SECRET + len("\r\n") + 1)
+        for line_break in (b"\r\n", b"\n"):
+            if data.endswith(line_break):
+                data = data.removesuffix(line_break)
+                break
+        # A character that the limit cut in two is no matter: the text is too long anyway, and says so.
+        text = data.decode("utf-8", errors="ignore" if len(data) > LARGEST_SECRET else "strict")
+    except OSError as error:
+        problem = f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path"
+        raise ValueError(problem) from error
+    except UnicodeDecodeError:
+        # Not chained: that error holds the bytes.
+        raise ValueError(f"{_shown(path)} is not UTF-8; write the secret as plain text") from None
+    try:
+        return read(text, Path())
+    except ValueError as error:
+        raise ValueError(f"{_shown(path)} {error}") from error
+
+
+def read_hub_secret_file(path: str) -> Secret:
+    """A hub's secret from its file. Raises ValueError as `read_secret_file`, also for a token."""
+    return read_secret_file(path, _hub_secret)
+
+
+def read_agent_secret_file(path: str, cluster_id: str | None) -> Secret:
+    """An agent's secret, or its token, from its file. Raises ValueError as `read_secret_file`, also for the token of
+    another cluster."""
+    secret = read_secret_file(path)
+    if (problem := _token_problem(secret, cluster_id)) is not None:
+        raise ValueError(f"{_shown(path)} {problem}")
+    return secret
+
+
+def read_admin_token_file(path: str) -> Secret:
+    """The token of the admin interface from its file. Raises ValueError as `read_secret_file`."""
+    return read_secret_file(path, _admin_token)
+
+
+def read_deny_file(path: str) -> tuple[DenyList, Sequence[str]]:
+    """A deny list from its file, and the faults of its lines. Raises ValueError where the file cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ValueError(f"{_shown(path)} is larger than {LARGEST_FILE} bytes; deny whole clusters instead")
+        return read_deny_list(data.decode("utf-8-sig"))
+    except OSError as error:
+        problem = f"cannot read {_shown(path)}: {error.strerror}; create it, an empty file denies nobody"
+        raise ValueError(problem) from error
+    except UnicodeDecodeError:
+        raise ValueError(f"{_shown(path)} is not UTF-8; write CLUSTER or CLUSTER.SERIAL, a line each") from None
+
+
+_NOT_A_HUBS = "holds a token; a hub needs the secret that tokens are made from"
+
+
+def _hub_secret(text: str, base: Path) -> Secret:
+    if looks_like_token(text):
+        raise ValueError(_NOT_A_HUBS)
+    return _secret(text, base)
+
+
+def _token_problem(secret: Secret, cluster_id: str | None) -> str | None:
+    """What is wrong with an agent's secret where it is meant as a token, in words that follow its place."""
+    text = secret.reveal()
+    if not looks_like_token(text):
+        return None
+    token = read_token(text)
+    if token is None:
+        return "begins like a token and is none; copy all of what `trio-federation token` prints"
+    if cluster_id is not None and token.cluster_id != cluster_id:
+        return f"is the token of {token.cluster_id!r}, and this is {cluster_id!r}; get its own"
+    return None
+
+
 def _show_secret(_secret: Secret) -> str:
     return "set, not shown"
+
+
+def _admin_token(text: str, base: Path) -> Secret:
+    if len(text) < SHORTEST_TOKEN:
+        raise ValueError(f"is shorter than {SHORTEST_TOKEN} characters; make one with: openssl rand -hex 32")
+    return _secret(text, base)
+
+
+def _certificate_name(text: str, _base: Path) -> CertificateName:
+    try:
+        return CertificateName.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{_shown(text)} {error}") from error
+
+
+def _cluster_choice(text: str, base: Path) -> str:
+    return text if text == "*" else _cluster_id(text, base)
+
+
+def _env_pattern(text: str, _base: Path) -> str:
+    namespace, _, env = text.partition("/")
+    # A half that no name can fit is a mistake, too: with one letter, or none, for each *, it would be such a name.
+    if not all(
+        any(fits(half.replace("*", letter)) for letter in ("a", ""))
+        for half, fits in ((namespace, is_label), (env, is_subdomain))
+    ):
+        raise ValueError(
+            f'{_shown(text)} is not NAMESPACE/ENV; write for instance "team-a/python", "team-a/*" or "*/*", where * '
+            "stands for any characters but the slash"
+        )
+    return text
 
 
 Duration: TypeAlias = Annotated[float, Written(_duration, '"5s"', show_duration)]  # seconds, once loaded
@@ -216,6 +343,10 @@ HostName: TypeAlias = Annotated[str, Written(_host, '"hub.example"')]
 FilePath: TypeAlias = Annotated[str, Written(_path, '"/run/secrets/federation"')]  # relative to the file's own folder
 PemPath: TypeAlias = Annotated[str, Written(_readable_path, '"/run/tls/tls.crt"')]  # likewise; looked for while loading
 SecretText: TypeAlias = Annotated[Secret, Written(_secret, '"…"', _show_secret)]
+AdminToken: TypeAlias = Annotated[Secret, Written(_admin_token, '"…"', _show_secret)]
+ClusterSan: TypeAlias = Annotated[CertificateName, Written(_certificate_name, '"DNS:{cluster}.agents.example"')]
+ClusterChoice: TypeAlias = Annotated[str, Written(_cluster_choice, '"west"')]  # or "*"
+EnvPattern: TypeAlias = Annotated[str, Written(_env_pattern, '"team-a/*"')]
 
 
 # What a file may say. A key of the file is a field here, with its default.
@@ -249,12 +380,19 @@ class Federation(_Table, frozen=True, kw_only=True):
     tls: Tls | None = None
 
 
+#: A way for a cluster to prove itself; what stands together with "+" is needed together.
+Accepted: TypeAlias = Literal["shared", "token", "certificate", "shared+certificate", "token+certificate"]
+
+
 class HubTls(_Table, frozen=True, kw_only=True):
-    """The hub's certificate. With client_ca_file, agents need a certificate from that authority."""
+    """The hub's certificate. With client_ca_file, agents need a certificate from that authority, unless one of the
+    ways in [hub] accept names certificates and another does not: then they may come without. `cluster_san`: where a
+    certificate names its cluster."""
 
     cert_file: PemPath
     key_file: PemPath
     client_ca_file: PemPath | None = None
+    cluster_san: ClusterSan | None = None
 
 
 class Backplane(_Table, frozen=True, kw_only=True):
@@ -262,6 +400,37 @@ class Backplane(_Table, frozen=True, kw_only=True):
     whichever plugins are installed."""
 
     type: Literal["memory"] = "memory"
+
+
+class Limits(_Table, frozen=True, kw_only=True):
+    """What one peer may ask of a hub. Rates are averages over ten seconds, so what a tenth of a minute allows may come
+    at once. What is over a limit is refused with RESOURCE_EXHAUSTED, or DEADLINE_EXCEEDED for `first_message`."""
+
+    #: connections open at once, from one address
+    connections: int = 256
+    #: calls open at once, of one cluster
+    streams: int = 16
+    #: messages a second, of one cluster; a watch that is opened counts as one
+    message_rate: int = 100
+    #: records a second, of one cluster
+    record_rate: int = 5_000
+    #: how long a connection may be open without a call, and a call without its first message
+    first_message: Duration = 15.0
+
+
+class PolicySettings(_Table, frozen=True, kw_only=True):
+    """What clusters may say, and see. `clusters` may hold "*", for those that no other table names. A pattern is
+    NAMESPACE/ENV, where * stands for any characters but the slash."""
+
+    clusters: tuple[ClusterChoice, ...]
+    #: the envs that they may report
+    report: tuple[EnvPattern, ...] = ("*/*",)
+    #: the envs of others that they may see
+    see: tuple[EnvPattern, ...] = ("*/*",)
+    #: records that are kept of one of them
+    max_records: int | None = None
+    #: the highest idle of a record that counts
+    max_idle: int | None = None
 
 
 class HubSettings(_Table, frozen=True, kw_only=True):
@@ -275,7 +444,13 @@ class HubSettings(_Table, frozen=True, kw_only=True):
     insecure: bool = False
     secret: SecretText | None = None
     secret_file: FilePath | None = None
-    accept: tuple[Literal["shared"], ...] = ("shared",)
+    #: a second secret that counts, too, while one is replaced by the other; no file, or an empty one: there is none
+    next_secret_file: FilePath | None = None
+    #: who is not let in, whatever they prove: CLUSTER or CLUSTER.SERIAL, a line each
+    deny_file: FilePath | None = None
+    accept: tuple[Accepted, ...] = ("shared",)
+    limits: Limits = Limits()
+    policy: tuple[PolicySettings, ...] = ()
     tls: HubTls | None = None
     backplane: Backplane = Backplane()
 
@@ -297,10 +472,21 @@ class Metrics(_Table, frozen=True, kw_only=True):
     bind: BindEndpoint = Endpoint("127.0.0.1", 9464)
 
 
+class AdminTls(_Table, frozen=True, kw_only=True):
+    """The certificate of the admin interface."""
+
+    cert_file: PemPath
+    key_file: PemPath
+
+
 class Admin(_Table, frozen=True, kw_only=True):
-    """Where the admin interface is served; on loopback only, as long as it cannot ask for a token."""
+    """Where the admin interface is served; beyond loopback only with a token and TLS. Once loaded, `token` is what
+    token_file or token gave."""
 
     bind: BindEndpoint = Endpoint("127.0.0.1", 9465)
+    token: AdminToken | None = None
+    token_file: FilePath | None = None
+    tls: AdminTls | None = None
 
 
 class Log(_Table, frozen=True, kw_only=True):
@@ -414,6 +600,12 @@ def _is_plugins(kind: Any) -> bool:
     return PluginTable in get_args(kind)
 
 
+def _item_table(kind: Any) -> type[msgspec.Struct] | None:
+    """The kind of table that an array of tables of ours is made of; None where it is no such array."""
+    item = get_args(kind)[0] if get_origin(kind) is tuple else None
+    return item if _is_table(item) else None
+
+
 def _homes(kind: type[msgspec.Struct], header: str = "") -> Iterator[tuple[str, str]]:
     """Every key of the model, and where it belongs, in words."""
     for name, known in _fields(kind).items():
@@ -424,6 +616,10 @@ def _homes(kind: type[msgspec.Struct], header: str = "") -> Iterator[tuple[str, 
             yield from _homes(inner, full)
         elif _is_plugins(inner):
             yield name, f"to the file as [[{name}]]"
+        elif (item := _item_table(inner)) is not None:
+            full = f"[{header}.{name}]" if header else f"[{name}]"
+            yield name, f"to the file as [{full}]"
+            yield from _homes(item, full)
         else:
             yield name, f"under [{header}]" if header else "at the top of the file, above every [table]"
 
@@ -438,11 +634,16 @@ class _Reader:
     cluster_id: str | None = None  # from the environment, like the next
     secret: str | None = None
     faults: list[str] = field(default_factory=list)
+    #: by table: the place that its secret came from, as a fault begins
+    secret_places: dict[str, str] = field(default_factory=dict)
+
+    def place(self, header: str, key: str) -> str:
+        """Where `key` of the table `header` is, as a fault begins; either may be empty."""
+        return f"{self.file}: " + " ".join(part for part in (f"[{header}]" if header else "", key) if part)
 
     def fault(self, header: str, key: str, text: str) -> None:
         """Note a fault of `key` in the table `header`; either may be empty."""
-        place = " ".join(part for part in (f"[{header}]" if header else "", key) if part)
-        self.faults.append(f"{self.file}: {place}: {text}")
+        self.faults.append(f"{self.place(header, key)}: {text}")
 
     def wrong(self, wanted: str, value: object, header: str, key: str) -> Any:
         """Note a wrong type. Says what kind of value is there, never the value: it may be a secret in a wrong place."""
@@ -486,14 +687,18 @@ class _Reader:
         if _is_table(kind):
             full = f"{header}.{key}" if header else key
             if not isinstance(value, dict):
-                return self.wrong(f"a table, written as [{full}]", value, header, key)
+                # One of an array of tables has its number in the key.
+                written_as = f"[{full.partition('[')[0]}]" if key.endswith("]") else full
+                return self.wrong(f"a table, written as [{written_as}]", value, header, key)
             return self.backplane(value, full) if kind is Backplane else self.table(kind, value, full)
         if kind is PluginTable:
             return self.plugin(value, f"[{header}]", key)
         if get_origin(kind) is tuple:
             item = get_args(kind)[0]
             if not isinstance(value, list):
-                wanted = f"an array of tables, each written as [[{key}]]" if item is PluginTable else "an array"
+                of_tables = item is PluginTable or _is_table(item)
+                full = f"{header}.{key}" if header else key
+                wanted = f"an array of tables, each written as [[{full}]]" if of_tables else "an array"
                 return self.wrong(wanted, value, header, key)
             header = header or key
             return tuple(self.value(item, each, header, f"{key}[{index}]") for index, each in enumerate(value))
@@ -512,7 +717,9 @@ class _Reader:
         if value in NOT_YET:
             self.fault(header, key, f'"{value}" is not available in this version yet; use {choice}')
         else:
-            near = nearest(value, valid)
+            # What several words make together is meant as a whole: the nearest by its letters may be one of them alone.
+            parts = sorted(part.strip() for part in value.split("+"))
+            near = next((each for each in valid if sorted(each.split("+")) == parts), None) or nearest(value, valid)
             hint = f'did you mean "{near}"?' if near else f"use {choice}"
             self.fault(header, key, f"{_shown(value)} is not known here; {hint}")
         return _BAD
@@ -551,9 +758,15 @@ class _Reader:
         alike = [name for name, each in known.items() if _is_table(_unwrap(each.type)[0]) == isinstance(value, dict)]
         near = nearest(key, alike) or nearest(key, known)
         home = " or ".join(dict.fromkeys(place for name, place in _homes(Tables) if name == key))
-        meant = f"[[{near}]]" if near and _is_plugins(_unwrap(known[near].type)[0]) else f'"{near}"'
+        near_kind = _unwrap(known[near].type)[0] if near else None
+        if near_kind is not None and (_is_plugins(near_kind) or _item_table(near_kind) is not None):
+            meant = f"[[{header}.{near}]]" if header else f"[[{near}]]"
+        else:
+            meant = f'"{near}"'
         if f"{header}.{key}" in NOT_YET:
             hint = "it is not available in this version yet"
+        elif f"{header}.{key}" in _INSTEAD:
+            hint = _INSTEAD[f"{header}.{key}"]
         elif near and home:
             hint = f"did you mean {meant}, or does it belong {home}?"
         elif near or home:
@@ -566,26 +779,19 @@ class _Reader:
         else:
             self.fault(header, name, f"unknown key; {hint}")
 
-    def read_secret(self, header: str, path: str) -> Any:
-        """What a secret's file holds, less one line break at its end."""
+    def secret_fault(self, header: str, text: str) -> None:
+        """Note a fault of the secret that counts for a table, at the place that it came from; none where no secret
+        counts, as there are two."""
+        if header in self.secret_places:
+            self.faults.append(f"{self.secret_places[header]}: {text}")
+
+    def read_secret(self, header: str, key: str, path: str, read: Callable[[str, Path], Secret] = _secret) -> Any:
+        """What a secret's file holds, or `_BAD` with the fault noted."""
         try:
-            with open(path, "rb") as file:
-                data = file.read(LARGEST_SECRET + len("\r\n") + 1)
-            for line_break in (b"\r\n", b"\n"):
-                if data.endswith(line_break):
-                    data = data.removesuffix(line_break)
-                    break
-            # A character that the limit cut in two is no matter: the text is too long anyway, and says so.
-            text = data.decode("utf-8", errors="ignore" if len(data) > LARGEST_SECRET else "strict")
-            return _secret(text, self.base)
-        except OSError as error:
-            problem = f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path"
-        except UnicodeDecodeError:
-            problem = f"{_shown(path)} is not UTF-8; write the secret as plain text"
+            return read_secret_file(path, read)
         except ValueError as error:
-            problem = f"{_shown(path)} {error}"
-        self.fault(header, "secret_file", problem)
-        return _BAD
+            self.fault(header, key, str(error))
+            return _BAD
 
 
 # Rules between keys, and what comes from elsewhere. Each looks only at values that have no fault of their own.
@@ -593,14 +799,19 @@ class _Reader:
 
 def _with_secret(reader: _Reader, header: str, section: Any, environment: str | None) -> Any:
     """The table with the secret that counts: the environment's, else that of the file, else the key's own."""
-    secret = section.secret
+    secret, secret_file = section.secret, section.secret_file
     if section.secret is not None and section.secret_file is not None:
         reader.fault(header, "secret_file", "stands beside secret; keep one of the two")
     elif environment is not None:
-        secret = reader.from_environment(SECRET_VARIABLE, _secret, environment)
+        # Of no use then, also later, when files are read again.
+        secret, secret_file = reader.from_environment(SECRET_VARIABLE, _secret, environment), None
+        reader.secret_places[header] = f"environment: {SECRET_VARIABLE}"
     elif section.secret_file is not None and _good(section.secret_file):
-        secret = reader.read_secret(header, section.secret_file)
-    return msgspec.structs.replace(section, secret=secret)
+        secret = reader.read_secret(header, "secret_file", section.secret_file)
+        reader.secret_places[header] = reader.place(header, "secret_file")
+    else:
+        reader.secret_places[header] = reader.place(header, "secret")
+    return msgspec.structs.replace(section, secret=secret, secret_file=secret_file)
 
 
 def _check_silence(reader: _Reader, header: str, section: Federation | HubSettings) -> None:
@@ -641,12 +852,51 @@ def _tls_rules(reader: _Reader, tls: Tls) -> Tls:
 def _hub_rules(reader: _Reader, hub: HubSettings) -> HubSettings:
     _check_silence(reader, "hub", hub)
     _check_plain_text(reader, "hub", "bind", hub, hub.bind)
+    ways = [way for way in hub.accept if _good(way)] if _good(hub.accept) else []
     if hub.accept == ():
         reader.fault("hub", "accept", 'is empty, so that no agent could connect; use accept = ["shared"]')
-    if hub.secret is None and hub.secret_file is None:
+    # Certificates alone need no secret; nor does a way that is misspelt tell whether it does.
+    needs_secret = hub.accept == () or any(way != "certificate" for way in ways)
+    if hub.secret is None and hub.secret_file is None and needs_secret:
         reader.fault("hub", "secret_file", "is missing, and secret, too; agents prove themselves by it, so set either")
+    if any("certificate" in way for way in ways) and _good(hub.tls):
+        missing = [key for key in ("client_ca_file", "cluster_san") if hub.tls is None or getattr(hub.tls, key) is None]
+        if missing:
+            text = f"takes certificates, and there is no {' and no '.join(missing)} in [hub.tls]"
+            reader.fault(
+                "hub", "accept", f"{text}; set what says whose certificates count, and which cluster one names"
+            )
+    seen: dict[str, int] = {}
+    for index, policy in enumerate(hub.policy if _good(hub.policy) else ()):
+        _check_policy(reader, f"hub.policy[{index}]", policy)
+        for cluster in policy.clusters if _good(policy) and _good(policy.clusters) else ():
+            if _good(cluster) and (first := seen.setdefault(cluster, index)) != index:
+                reader.fault(
+                    f"hub.policy[{index}]", "clusters", f'"{cluster}" is in hub.policy[{first}], too; keep one'
+                )
     result: HubSettings = _with_secret(reader, "hub", hub, None)
+    if isinstance(result.secret, Secret) and looks_like_token(result.secret.reveal()):
+        reader.secret_fault("hub", _NOT_A_HUBS)
     return result
+
+
+def _limits_rules(reader: _Reader, limits: Limits) -> Limits:
+    for key in ("connections", "streams", "message_rate", "record_rate"):
+        value = getattr(limits, key)
+        if _good(value) and not 1 <= value <= MOST:
+            reader.fault("hub.limits", key, f"is not from 1 to {MOST}; leave it out for the default")
+    return limits
+
+
+def _check_policy(reader: _Reader, header: str, policy: PolicySettings) -> None:
+    if not _good(policy):
+        return
+    for key in ("max_records", "max_idle"):
+        value = getattr(policy, key)
+        if _good(value) and value is not None and not 0 <= value <= MOST:
+            reader.fault(header, key, f"is not from 0 to {MOST}; leave it out where nothing is limited")
+    if policy.clusters == ():
+        reader.fault(header, "clusters", 'is empty; name clusters, or "*" for all that no other table names')
 
 
 def _placement_rules(reader: _Reader, placement: PlacementSettings) -> PlacementSettings:
@@ -661,10 +911,19 @@ def _placement_rules(reader: _Reader, placement: PlacementSettings) -> Placement
 
 
 def _admin_rules(reader: _Reader, admin: Admin) -> Admin:
-    if _good(admin.bind) and not admin.bind.is_loopback:
-        text = f"{admin.bind} is not on loopback, and the admin interface cannot ask for a token in this version yet"
-        reader.fault("admin", "bind", f'{text}; use "127.0.0.1:{admin.bind.port}"')
-    return admin
+    token = admin.token
+    if admin.token is not None and admin.token_file is not None:
+        reader.fault("admin", "token_file", "stands beside token; keep one of the two")
+    elif admin.token_file is not None and _good(admin.token_file):
+        token = reader.read_secret("admin", "token_file", admin.token_file, _admin_token)
+    if _good(admin.bind, admin.tls) and not admin.bind.is_loopback:
+        # One that is there and has a fault of its own is not missing.
+        without = ["token_file"] if admin.token is None and admin.token_file is None else []
+        without += ["[admin.tls]"] if admin.tls is None else []
+        if without:
+            text = f"{admin.bind} is not on loopback, and there is no {' and no '.join(without)}"
+            reader.fault("admin", "bind", f'{text}; add what is missing, or use "127.0.0.1:{admin.bind.port}"')
+    return msgspec.structs.replace(admin, token=token)
 
 
 def _file_rules(reader: _Reader, tables: Tables) -> Tables:
@@ -674,6 +933,11 @@ def _file_rules(reader: _Reader, tables: Tables) -> Tables:
     if tables.source and tables.cluster_id is None:
         text = f"is missing; the records of a [[source]] need it: set it here, or {CLUSTER_ID_VARIABLE}"
         reader.fault("", "cluster_id", text)
+    federation = tables.federation
+    if _good(tables.cluster_id, federation) and isinstance(federation.secret, Secret):
+        problem = _token_problem(federation.secret, tables.cluster_id)
+        if problem is not None:
+            reader.secret_fault("federation", problem)
     seen: dict[Endpoint, str] = {}
     for header in ("metrics", "admin", "hub"):
         section = getattr(tables, header)
@@ -688,6 +952,7 @@ _RULES: dict[type[msgspec.Struct], Callable[[_Reader, Any], Any]] = {
     Federation: _federation_rules,
     Tls: _tls_rules,
     HubSettings: _hub_rules,
+    Limits: _limits_rules,
     PlacementSettings: _placement_rules,
     Admin: _admin_rules,
     Tables: _file_rules,
@@ -774,6 +1039,15 @@ def _warnings(file: str, tables: Tables) -> Iterator[str]:
     if hub is not None and "shared" in hub.accept:
         text = "every holder of the shared secret can speak for any cluster; give it to nobody who should not"
         yield f"{file}: [hub] accept: {text}"
+    ways = hub.accept if hub is not None else ()
+    for way in ways:
+        weaker = next((part for part in way.split("+") if part != way and part in ways), None)
+        if weaker is not None:
+            yield f'{file}: [hub] accept: "{weaker}" counts alone, too, so that "{way}" asks nobody for more'
+    named = hub is not None and hub.tls is not None and hub.tls.cluster_san is not None
+    if named and not any("certificate" in way for way in ways):
+        text = 'not used, a certificate proves no cluster: there is no "certificate" in [hub] accept'
+        yield f"{file}: [hub.tls] cluster_san: {text}"
 
 
 def describe(config: Config) -> list[tuple[str, str]]:
@@ -795,7 +1069,10 @@ def _rows(kind: type[msgspec.Struct], table: Any, prefix: str) -> Iterator[tuple
         items = value if isinstance(value, tuple) else (value,)
         if value is None:
             yield key, "not set"
-        elif _is_table(inner):
+        elif _is_table(inner) and isinstance(value, tuple) and value:
+            for index, each in enumerate(value):
+                yield from _rows(inner, each, f"{key}[{index}].")
+        elif _is_table(inner) and value != ():
             yield from _rows(inner, value, f"{key}.")
         elif inner is PluginTable and items:
             for each in items:

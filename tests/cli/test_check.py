@@ -79,11 +79,34 @@ def test_a_terminal_gets_what_fits(path: str, values: list[str], width: int) -> 
 
 
 def test_no_secret_is_shown(file: Path, call: Call) -> None:
-    file.write_text(AGENT + HUB)
+    file.write_text(AGENT + HUB + '[admin]\ntoken = "not-to-be-seen by anybody"\n')
     ended = call("check", file)
     assert ended.code == 0
-    assert "set, not shown" in ended.output
+    assert ended.output.count("set, not shown") == 3
     assert "not-to-be-seen" not in ended.output + "".join(ended.lines)
+
+
+def test_policies_are_shown_one_by_one(file: Path, call: Call) -> None:
+    file.write_text(
+        HUB
+        + 'accept = ["token"]\n[[hub.policy]]\nclusters = ["west", "east"]\nreport = ["team-a/*"]\nmax_idle = 50\n'
+        + '[[hub.policy]]\nclusters = ["*"]\nsee = []\n'
+    )
+    ended = call("check", file)
+    assert (ended.code, ended.lines) == (0, [])
+    rows = dict(line.split(maxsplit=1) for line in ended.output.splitlines() if line.startswith("hub.policy"))
+    assert rows == {
+        "hub.policy[0].clusters": "west, east",
+        "hub.policy[0].report": "team-a/*",
+        "hub.policy[0].see": "*/*",
+        "hub.policy[0].max_records": "not set",
+        "hub.policy[0].max_idle": "50",
+        "hub.policy[1].clusters": "*",
+        "hub.policy[1].report": "*/*",
+        "hub.policy[1].see": "none",
+        "hub.policy[1].max_records": "not set",
+        "hub.policy[1].max_idle": "not set",
+    }
 
 
 def test_the_environment_counts(file: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +131,15 @@ MISSPELT = [
     (HUB + "[registy]", ["[registy]", "unknown table", "federation"]),
     (HUB + "[federaton]\ninsecure = true", ["[federaton]", 'did you mean "federation"?']),
     (HUB + 'resync_interval = "5s"', ["[hub] resync_interval", "[federation]"]),
+    (HUB + "[hub.limits]\nstreems = 5", ["[hub.limits] streems", 'did you mean "streams"?']),
+    (HUB + "[hub.limits]\nstreams = 5.0", ["[hub.limits] streams", "a whole number"]),
+    (HUB + '[hub.policy]\nclusters = ["west"]', ["[hub] policy", "[[hub.policy]]"]),
+    (HUB + '[[hub.policy]]\nclusters = ["west"]\nmax_idel = 5', ["[hub.policy[0]] max_idel", '"max_idle"?']),
+    (HUB + '[[hub.policy]]\nclusters = ["west"]\nsee = ["team-a"]', ["[hub.policy[0]] see[0]", "NAMESPACE/ENV"]),
+    (HUB + 'accept = ["certificate"]', ["[hub] accept", "client_ca_file", "cluster_san"]),
+    (HUB + '[admin]\nbind = "0.0.0.0:1"', ["[admin] bind", "token_file", "[admin.tls]"]),
+    (HUB.replace("not-to-be-seen", "tf1.a.1.b"), ["[hub] secret", "holds a token"]),
+    (AGENT.replace("not-to-be-seen", "tf1.a.1.b"), ["[federation] secret", "begins like a token"]),
     (AGENT + 'grace = "5s"', ["[federation] grace", "[hub]"]),
     (AGENT + 'ttl = "5 seconds"', ["[federation] ttl", "ms, s, m, h"]),
     (AGENT + 'resync_interval = "20s"', ["[federation] resync_interval", "ttl"]),

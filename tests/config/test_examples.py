@@ -90,9 +90,11 @@ def test_the_walk_over_the_model_finds_what_is_there() -> None:
     }
     some |= {"metrics.bind": "127.0.0.1:9464", "hub.accept": ["shared"], "source.type": None, "federation.hubs": []}
     some |= {"filter.type": None, "sink.type": None, "placement.settle_time": 2.0, "placement.reservation_ttl": 10.0}
-    some |= {"placement.ranking": "left"}
+    some |= {"placement.ranking": "left", "hub.limits.streams": 16, "hub.limits.first_message": 15.0}
+    some |= {"hub.policy.clusters": None, "hub.policy.see": ["*/*"], "hub.policy.max_idle": None}
+    some |= {"hub.tls.cluster_san": None, "admin.token": None, "admin.tls.key_file": None}
     assert {key: MODEL.get(key, "absent") for key in some} == some
-    assert len(MODEL) == 37
+    assert len(MODEL) == 54
 
 
 @pytest.mark.parametrize(
@@ -141,18 +143,23 @@ def test_every_setting_has_a_sentence(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [AGENT, HUB], ids=lambda path: path.name)
 def test_what_is_commented_out_would_be_good_too(path: Path, tmp_path: Path) -> None:
-    """With everything live, and the files that it names in place, nothing but the two secrets is at odds."""
+    """With everything live, and the files that it names in place, nothing is at odds but what has a file of its own."""
     text = path.read_text(encoding="utf-8").replace("/run/secrets", str(tmp_path))
     lines = [COMMENTED.sub("", line, count=1) if COMMENTED.match(line) else line for line in text.splitlines()]
-    live = "\n".join(line for line in lines if not line.startswith("secret = "))
+    live = "\n".join(line for line in lines if not line.startswith(("secret = ", "token = ")))
     (tmp_path / "tls").mkdir()
     for name in ("federation", "tls/ca.crt", "tls/tls.crt", "tls/tls.key"):
         (tmp_path / name).write_text("x")
+    (tmp_path / "admin-token").write_text("y" * 16)
     target = tmp_path / path.name
     target.write_text(live, encoding="utf-8")
     config = load(target, {})
     sections = [section for section in (config.federation if config.has_agent else None, config.hub) if section]
     assert [section.secret for section in sections] == [Secret("x")]
+    assert config.admin.token == Secret("y" * 16)
+    if config.hub is not None:
+        assert [policy.clusters for policy in config.hub.policy] == [("west",)]
+        assert str(config.hub.tls and config.hub.tls.cluster_san) == "DNS:{cluster}.agents.example"
 
 
 def quickstart() -> tuple[Config, Config, Config]:

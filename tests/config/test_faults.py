@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trio_federation.config import load
+from trio_federation.config import load, read_agent_secret_file, read_deny_file, read_hub_secret_file, read_secret_file
+from trio_federation.credentials import DenyList, make_token
 from trio_federation.errors import ConfigurationError
 
 #: what a good file may begin with
 AGENT = 'cluster_id = "west"\n[federation]\nsecret = "s"\n'
 HUB = '[hub]\nsecret = "s"\nbind = "127.0.0.1:0"\n'
+POLICY = HUB + '[[hub.policy]]\nclusters = ["west"]\n'
+TOKEN = make_token("hunter2", "west", 3)
+#: what a hub that takes certificates has; the file under test serves as all of the PEM files
+CERTIFICATES = (
+    "[hub.tls]\ncert_file = 'some.toml'\nkey_file = 'some.toml'\nclient_ca_file = 'some.toml'\n"
+    "cluster_san = 'DNS:{cluster}.example'\n"
+)
 
 
 def faults(folder: Path, text: str | bytes, **environ: str) -> list[str]:
@@ -46,7 +56,7 @@ ONE_FAULT = [
     (HUB + "[hub.source]", "[hub.source]", ["unknown table", "[[source]]"]),
     (HUB + "[hub.log]", "[hub.log]", ["unknown table", "as [log]"]),
     (HUB + "[hub.tsl]", "[hub.tsl]", ["unknown table", 'did you mean "tls"?']),
-    (HUB + "[tls]", "[tls]", ["[federation.tls] or to the file as [hub.tls]"]),
+    (HUB + "[tls]", "[tls]", ["as [federation.tls] or to the file as [admin.tls] or to the file as [hub.tls]"]),
     (AGENT + 'hub = "x"', "[federation] hub", ['did you mean "hubs"', "[hub]"]),
     (AGENT + 'bind = "x"', "[federation] bind", ["under [metrics]", "under [admin]", "under [hub]"]),
     (AGENT + '[[sources]]\ntype = "x"', "sources", ["unknown key", "did you mean [[source]]?"]),
@@ -55,6 +65,32 @@ ONE_FAULT = [
     (AGENT + 'filter = "x"', "[federation] filter", ["unknown key", "belongs to the file as [[filter]]"]),
     ('ttl = "5s"\n' + AGENT, "ttl", ["unknown key", "under [federation]", "under [hub]"]),
     (AGENT + "path = 1", "[federation] path", ["unknown key"]),
+    (AGENT + "token = 'hunter2'", "[federation] token", ["unknown key; a token is given as secret"]),
+    (AGENT + "token_file = 'x'", "[federation] token_file", ["unknown key; a token is given as secret_file"]),
+    (HUB + "token = 'hunter2'", "[hub] token", ["unknown key", "as secret"]),
+    (HUB + "token_file = 'x'", "[hub] token_file", ["unknown key", "as secret_file"]),
+    (HUB + "next_secret = 'hunter2'", "[hub] next_secret", ["unknown key", "as next_secret_file"]),
+    (HUB + "denyfile = 'x'", "[hub] denyfile", ['did you mean "deny_file"?']),
+    (HUB + "next_secretfile = 'x'", "[hub] next_secretfile", ['did you mean "next_secret_file"?']),
+    (HUB + "cluster_san = 'x'", "[hub] cluster_san", ["belongs under [hub.tls]"]),
+    (HUB + "streams = 5", "[hub] streams", ["belongs under [hub.limits]"]),
+    (HUB + "max_idle = 5", "[hub] max_idle", ["belongs under [[hub.policy]]"]),
+    (AGENT + "deny_file = 'x'", "[federation] deny_file", ["or does it belong under [hub]?"]),
+    (HUB + "[hub.limit]", "[hub.limit]", ["unknown table", 'did you mean "limits"?']),
+    (HUB + "[hub.limits]\nstream = 5", "[hub.limits] stream", ["unknown key", 'did you mean "streams"?']),
+    (HUB + "[hub.limits]\nrecords_rate = 5", "[hub.limits] records_rate", ['did you mean "record_rate"?']),
+    (HUB + "[hub.limits]\nmax_records = 5", "[hub.limits] max_records", ["[[hub.policy]]"]),
+    (HUB + "[limits]", "[limits]", ["unknown table", "as [hub.limits]"]),
+    (HUB + "[[policy]]", "policy", ["unknown key", "as [[hub.policy]]"]),
+    (HUB + "[policy]", "[policy]", ["unknown table", "as [[hub.policy]]"]),
+    (HUB + "[[hub.polcy]]", "[hub] polcy", ["unknown key", "did you mean [[hub.policy]]?"]),
+    (HUB + "[hub.polcy]", "[hub.polcy]", ["unknown table", "did you mean [[hub.policy]]?"]),
+    (POLICY + "max_record = 5", "[hub.policy[0]] max_record", ["unknown key", 'did you mean "max_records"?']),
+    (POLICY + "reports = []", "[hub.policy[0]] reports", ["unknown key", 'did you mean "report"?']),
+    (POLICY + "[hub.policy.seen]", "[hub.policy[0].seen]", ["unknown table", 'did you mean "see"?']),
+    (POLICY + "[hub.policy.see]", "[hub.policy[0]] see", ["expected an array, not a table"]),
+    (HUB + "[admin]\ntokens = 'x'", "[admin] tokens", ["unknown key", 'did you mean "token"?']),
+    (HUB + "[admin.tls]\ncert_file = 'some.toml'", "[admin.tls] key_file", ["is missing"]),
     (AGENT + "warnings = []", "[federation] warnings", ["unknown key"]),
     ('path = "x"\n' + AGENT, "path", ["unknown key"]),
     (AGENT + '"a\\nb" = 1', "[federation] 'a\\nb'", ["unknown key"]),
@@ -83,6 +119,63 @@ ONE_FAULT = [
     (AGENT + "[filter]\ntype = 'x'", "filter", ["each written as [[filter]]", "not a table"]),
     (HUB + "accept = 'shared'", "[hub] accept", ["expected an array, not a string"]),
     (HUB + "accept = [true]", "[hub] accept[0]", ["expected a string, not true or false"]),
+    (HUB + "accept = [['shared']]", "[hub] accept[0]", ["expected a string, not an array"]),
+    *[
+        (HUB + f"[hub.limits]\n{key} = {value}", f"[hub.limits] {key}", ["expected a whole number", f"not {kind}"])
+        for key in ("connections", "streams", "message_rate", "record_rate")
+        for value, kind in {"true": "true or false", "1.0": "a number", "'5'": "a string", "[1]": "an array"}.items()
+    ],
+    *[
+        (HUB + f"[hub.limits]\n{key} = {value}", f"[hub.limits] {key}", ["is not from 1 to 2147483647"])
+        for key in ("connections", "streams", "message_rate", "record_rate")
+        for value in ("0", "-1", "2147483648", "-9223372036854775809", f"0x{'f' * 5000}")
+    ],
+    (HUB + "[hub.limits]\nfirst_message = 15", "[hub.limits] first_message", ["a string such as", "a whole number"]),
+    (HUB + "[hub.limits]\nfirst_message = '0s'", "[hub.limits] first_message", ["1ms to 24h"]),
+    (HUB + "limits = 5", "[hub] limits", ["expected a table, written as [hub.limits], not a whole number"]),
+    (HUB + "[hub.policy]\nclusters = ['a']", "[hub] policy", ["each written as [[hub.policy]], not a table"]),
+    (HUB + "policy = 'x'", "[hub] policy", ["each written as [[hub.policy]], not a string"]),
+    (HUB + "policy = [5]", "[hub] policy[0]", ["a table, written as [[hub.policy]], not a whole number"]),
+    (HUB + "policy = [{clusters = ['a']}, true]", "[hub] policy[1]", ["written as [[hub.policy]], not true or false"]),
+    (HUB + "[[hub.policy]]", "[hub.policy[0]] clusters", ["is missing"]),
+    (HUB + "[[hub.policy]]\nclusters = []", "[hub.policy[0]] clusters", ["is empty", '"*"']),
+    (HUB + "[[hub.policy]]\nclusters = 'west'", "[hub.policy[0]] clusters", ["expected an array, not a string"]),
+    (HUB + "[[hub.policy]]\nclusters = ['a', 5]", "[hub.policy[0]] clusters[1]", ['"west"', "not a whole number"]),
+    (HUB + "[[hub.policy]]\nclusters = ['West']", "[hub.policy[0]] clusters[0]", ["is not a cluster id"]),
+    (HUB + "[[hub.policy]]\nclusters = ['we*']", "[hub.policy[0]] clusters[0]", ["is not a cluster id"]),
+    (POLICY + "[[hub.policy]]\nclusters = ['a', 'west']", "[hub.policy[1]] clusters", ['"west" is in hub.policy[0]']),
+    (
+        HUB + "[[hub.policy]]\nclusters = ['*']\n[[hub.policy]]\nclusters = ['*']",
+        "[hub.policy[1]] clusters",
+        ['"*" is in hub.policy[0]'],
+    ),
+    *[
+        (POLICY + f"{key} = {value}", f"[hub.policy[0]] {key}", [words])
+        for key in ("max_records", "max_idle")
+        for value, words in {
+            "-1": "is not from 0 to 2147483647",
+            "2147483648": "is not from 0 to 2147483647",
+            f"0x{'f' * 5000}": "is not from 0 to 2147483647",
+            "true": "expected a whole number, not true or false",
+            "0.0": "expected a whole number, not a number",
+            "'5'": "expected a whole number, not a string",
+        }.items()
+    ],
+    *[
+        (POLICY + f"{key} = [{text!r}]", f"[hub.policy[0]] {key}[0]", [repr(text)[:50], "is not NAMESPACE/ENV", "*/*"])
+        for key in ("report", "see")
+        for text in (
+            *("", "*", "team-a", "/", "a/", "/a", "a/b/c", "Team/x", "a/B", "a b/c", "a/b ", "a_b/c", "wést/x"),
+            # what no namespace, and no env, can be, whatever the * stands for
+            *("team.a/x", "-*/x", "*-/x", "*/.*", "*/*.", "*/a..*", "a" * 64 + "/x", "x/" + "a" * 254),
+        )
+    ],
+    (POLICY + "report = 'a/b'", "[hub.policy[0]] report", ["expected an array, not a string"]),
+    (POLICY + "see = [5]", "[hub.policy[0]] see[0]", ["expected a string", "not a whole number"]),
+    (HUB + "[admin]\ntoken = 5", "[admin] token", ["expected a string", "not a whole number"]),
+    (HUB + "deny_file = ['x']", "[hub] deny_file", ["expected a string", "not an array"]),
+    (HUB + "next_secret_file = ''", "[hub] next_secret_file", ["names no file"]),
+    (HUB + "deny_file = ''", "[hub] deny_file", ["names no file"]),
     (HUB + "[log]\nlevel = 10", "[log] level", ["expected a string, not a whole number"]),
     (HUB + "[log]\nlevel = 'inof'", "[log] level", ["'inof'", 'did you mean "info"?']),
     (HUB + "[log]\nformat = 'x'", "[log] format", ["'x'", '"auto", "console", "json"']),
@@ -178,7 +271,40 @@ ONE_FAULT = [
     ),
     ("[hub]\nsecret = 's'", "[hub] bind", ["0.0.0.0:7443", "plain text", "[hub.tls]", "insecure = true"]),
     ("[hub]\nsecret = 's'\nbind = '[::]:1'", "[hub] bind", ["[::]:1", "plain text"]),
-    (HUB + "[admin]\nbind = '0.0.0.0:9465'", "[admin] bind", ["loopback", "token", '"127.0.0.1:9465"']),
+    (
+        HUB + "[admin]\nbind = '0.0.0.0:9465'",
+        "[admin] bind",
+        ["loopback", "no token_file and no [admin.tls]", '"127.0.0.1:9465"'],
+    ),
+    (HUB + f"[admin]\nbind = '[::]:1'\ntoken = '{'x' * 16}'", "[admin] bind", ["there is no [admin.tls];"]),
+    (
+        HUB + "[admin]\nbind = '[::]:1'\ntls = {cert_file = 'some.toml', key_file = 'some.toml'}",
+        "[admin] bind",
+        ["there is no token_file;"],
+    ),
+    # a token that is there and has a fault is not said to be missing, and neither is such a table
+    *[
+        (
+            HUB + f"[admin]\nbind = '[::]:1'\n{token}\ntls = {{cert_file = 'some.toml', key_file = 'some.toml'}}",
+            f"[admin] {token.split()[0]}",
+            words,
+        )
+        for token, words in {
+            "token = 'short'": ["is shorter than 16 characters", "openssl rand -hex 32"],
+            "token_file = 'gone'": ["gone", "No such file"],
+            "token_file = ''": ["names no file"],
+        }.items()
+    ],
+    (
+        HUB + f"[admin]\nbind = '[::]:1'\ntoken = '{'x' * 16}'\ntls = {{cert_file = 'gone', key_file = 'some.toml'}}",
+        "[admin.tls] cert_file",
+        ["No such file"],
+    ),
+    (HUB + "[admin]\ntoken = 'hunter2'", "[admin] token", ["is shorter than 16 characters"]),
+    (HUB + "[admin]\ntoken = ''", "[admin] token", ["is shorter than 16 characters"]),
+    (HUB + f"[admin]\ntoken = '{'ä' * 16}'", "[admin] token", ["printable ASCII"]),
+    (HUB + f"[admin]\ntoken = '{'x' * 16}'\ntoken_file = 'x'", "[admin] token_file", ["beside token", "keep one"]),
+    (HUB + "[admin]\ntls = true", "[admin] tls", ["written as [admin.tls]"]),
     # listeners
     (HUB + "[admin]\nbind = '127.0.0.1:9464'", "[admin] bind", ["[metrics]", "port of its own"]),
     ("[hub]\nsecret = 's'\nbind = '127.0.0.1:9465'", "[hub] bind", ["[admin]", "port of its own"]),
@@ -207,9 +333,52 @@ ONE_FAULT = [
     (AGENT + "[federation.tls]\nserver_name = 'a b'", "[federation.tls] server_name", ["not a host name"]),
     (HUB + "[hub.tls]\ncert_file = 'some.toml'", "[hub.tls] key_file", ["missing"]),
     (HUB + "[hub.tls]\nkey_file = 'some.toml'", "[hub.tls] cert_file", ["missing"]),
+    (HUB + CERTIFICATES.replace("_san", "s_san"), "[hub.tls] clusters_san", ['did you mean "cluster_san"?']),
+    *[
+        (HUB + f"[hub.tls]\ncert_file = 'some.toml'\nkey_file = 'some.toml'\ncluster_san = {text!r}", *rest)
+        for text, rest in {
+            "": ("[hub.tls] cluster_san", ["names no place", "DNS:{cluster}"]),
+            "spiffe://a/{cluster}": ("[hub.tls] cluster_san", ["names no place", "URI:spiffe://"]),
+            "DNS:agents.example": ("[hub.tls] cluster_san", ["names no place"]),
+            "DNS:{cluster}": ("[hub.tls] cluster_san", ["leaves the domain open"]),
+            "URI:{cluster}": ("[hub.tls] cluster_san", ["begin with a scheme"]),
+        }.items()
+    ],
+    # ways to prove oneself
+    *[
+        (HUB + f"accept = ['{way}']", "[hub] accept", ["no client_ca_file and no cluster_san in [hub.tls]"])
+        for way in ("certificate", "shared+certificate", "token+certificate")
+    ],
+    *[
+        (
+            HUB + "accept = ['token', 'certificate']\n" + re.sub(f"{missing} = .*\n", "", CERTIFICATES),
+            "[hub] accept",
+            [f"there is no {missing} in [hub.tls]"],
+        )
+        for missing in ("client_ca_file", "cluster_san")
+    ],
+    ("[hub]\nbind = '127.0.0.1:0'\naccept = ['token']", "[hub] secret_file", ["missing"]),
+    (
+        "[hub]\nbind = '127.0.0.1:0'\naccept = ['certificate', 'token+certificate']\n" + CERTIFICATES,
+        "[hub] secret_file",
+        ["missing"],
+    ),
+    # it may be certificates that are meant, which need no secret
+    ("[hub]\nbind = '127.0.0.1:0'\naccept = ['certificat']", "[hub] accept[0]", ['did you mean "certificate"?']),
+    (HUB + "accept = ['certificate+token']", "[hub] accept[0]", ['did you mean "token+certificate"?']),
+    (HUB + "accept = ['shared + certificate']", "[hub] accept[0]", ['did you mean "shared+certificate"?']),
+    (HUB + "accept = ['shared+token']", "[hub] accept[0]", ["did you mean"]),
+    # tokens where they do not belong, and tokens of others
+    (HUB.replace('"s"', f'"{TOKEN}"'), "[hub] secret", ["holds a token", "the secret that tokens are made from"]),
+    (f"cluster_id = 'east'\n[federation]\nsecret = '{TOKEN}'", "[federation] secret", ["of 'west'", "is 'east'"]),
+    ("cluster_id = 'east'\n[federation]\nsecret = 'tf1.hunter2'", "[federation] secret", ["begins like a token"]),
+    (f"[federation]\nsecret = '{TOKEN}0'", "[federation] secret", ["begins like a token and is none"]),
+    (
+        f"cluster_id = 'east'\n[federation]\nsecret = '{TOKEN}'\nsecret_file = 'x'",
+        "[federation] secret_file",
+        ["beside secret"],
+    ),
     # what a later version will have
-    (HUB + "accept = ['shared', 'token']", "[hub] accept[1]", ['"token" is not available in this version yet']),
-    (HUB + "accept = ['certificate']", "[hub] accept[0]", ['"certificate" is not available in this version yet']),
     (HUB + "accept = ['shraed']", "[hub] accept[0]", ['did you mean "shared"?']),
     (HUB + "accept = []", "[hub] accept", ["empty", '["shared"]']),
     (HUB + "[hub.backplane]\ntype = 'nats'", "[hub.backplane] type", ['"nats" is not available in this version yet']),
@@ -253,6 +422,17 @@ def test_all_faults_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
         [registy]
         [hub.tls]
         cert_file = "gone"
+        cluster_san = "x"
+        [hub.limits]
+        streams = 0
+        record_rate = 1.5
+        [[hub.policy]]
+        clusters = ["West"]
+        report = ["*"]
+        sea = 1
+        max_idle = -1
+        [[hub.policy]]
+        max_records = true
         [federation]
         hubs = ["a", "[::1]:1", "b", "c:1"]
         ttl = "5"
@@ -264,18 +444,31 @@ def test_all_faults_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
         [[source]]
         type = 3
         [metrics]
-        bind = "127.0.0.1:9465"
+        bind = "127.0.0.1:9464"
+        [admin]
+        bind = "0.0.0.0:9465"
+        tokn = "x"
+        [admin.tls]
+        cert_file = "some.toml"
         """,
     )
     assert [re.split(r": ", line)[0] for line in found] == [
         "cluster_id",
         "[log] level",
         "[hub] adress",
-        "[hub] accept[0]",
         "[hub] accept[1]",
         "[hub.tls] cert_file",
+        "[hub.tls] cluster_san",
         "[hub.tls] key_file",
+        "[hub.limits] record_rate",
+        "[hub.limits] streams",
+        "[hub.policy[0]] clusters[0]",
+        "[hub.policy[0]] report[0]",
+        "[hub.policy[0]] sea",
+        "[hub.policy[1]] max_records",
+        "[hub.policy[1]] clusters",
         "[hub] secret_file",
+        "[hub.policy[0]] max_idle",
         "[registy]",
         "[federation] hubs[0]",
         "[federation] hubs[2]",
@@ -284,6 +477,8 @@ def test_all_faults_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
         "[federation.tls] key_file",
         "[federation] keepalive",
         "[[source]] source[1].type",
+        "[admin] tokn",
+        "[admin.tls] key_file",
         "[admin] bind",
     ]
 
@@ -316,6 +511,116 @@ def test_an_endless_secret_file_is_not_read_to_its_end(tmp_path: Path) -> None:
     assert "more than 4096" in found
 
 
+@pytest.mark.parametrize("table", ["hub", "federation"])
+def test_a_token_in_a_secret_file(tmp_path: Path, table: str) -> None:
+    """A hub's must not hold one, and an agent's must hold its own."""
+    (tmp_path / "secret").write_text(f"{TOKEN}\n")
+    text = "cluster_id = 'east'\n[federation]\n" if table == "federation" else "[hub]\nbind = '127.0.0.1:0'\n"
+    (found,) = faults(tmp_path, f"{text}secret_file = 'secret'")
+    assert found.startswith(f"[{table}] secret_file: ")
+    assert ("holds a token" if table == "hub" else "is the token of 'west', and this is 'east'") in found
+    assert TOKEN[-64:] not in found
+
+
+def test_a_token_of_the_environment(tmp_path: Path) -> None:
+    """Its own place is named, whatever else the file says; the id may come from there, too."""
+    for text in ("cluster_id = 'east'", "cluster_id = 'east'\n[federation]\nsecret_file = 'gone'"):
+        (found,) = faults(tmp_path, text, TRIO_FEDERATION_SECRET=TOKEN)
+        assert found.startswith("environment: TRIO_FEDERATION_SECRET: is the token of 'west', and this is 'east'")
+    (found,) = faults(tmp_path, f"[federation]\nsecret = '{TOKEN}'", LOCAL_CLUSTER_ID="east")
+    assert found.startswith("[federation] secret: is the token of 'west'")
+    (found,) = faults(tmp_path, "", TRIO_FEDERATION_SECRET="tf1.hunter2", LOCAL_CLUSTER_ID="east")
+    assert found.startswith("environment: TRIO_FEDERATION_SECRET: begins like a token")
+    assert "hunter2" not in found
+
+
+def test_a_cluster_id_that_is_none_leaves_the_token_alone(tmp_path: Path) -> None:
+    (found,) = faults(tmp_path, f"cluster_id = 'East'\n[federation]\nsecret = '{TOKEN}'")
+    assert found.startswith("cluster_id: ")
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"short", "is shorter than 16 characters"),
+        (b"", "is shorter than 16 characters"),
+        (b"x" * 15 + b"\n", "is shorter than 16 characters"),
+        (b"x" * 4097, "more than 4096"),
+        (b"hunter2-hunter2-\xff", "is not UTF-8"),
+        ("hunter2-hunter2-ä".encode(), "printable ASCII"),
+    ],
+    ids=range(6),
+)
+def test_files_of_the_admin_token(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "token").write_bytes(content)
+    (found,) = faults(tmp_path, HUB + "[admin]\ntoken_file = 'token'")
+    assert found.startswith("[admin] token_file: ")
+    assert words in found
+    assert "hunter2" not in found
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "secret": read_secret_file,
+    "hub": read_hub_secret_file,
+    "agent": lambda path: read_agent_secret_file(path, "east"),
+    "deny": read_deny_file,
+}
+
+
+@pytest.mark.parametrize(
+    "reader, content",
+    [
+        *((reader, content) for reader in READERS for content in (None, b"hunter2-\xff", b"hunter2" * 200_000)),
+        ("hub", TOKEN.encode()),
+        ("agent", TOKEN.encode()),
+        ("secret", b"hunter2\n\n"),
+    ],
+)
+def test_files_that_are_read_again_name_themselves_and_show_nothing(
+    tmp_path: Path, reader: str, content: bytes | None
+) -> None:
+    """Also not in what led to the error, which a traceback would show."""
+    file = tmp_path / "some"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(file)[:50])) as caught:
+        READERS[reader](str(file))
+    assert "\n" not in str(caught.value)
+    told = "".join(traceback.format_exception(caught.value))
+    error: BaseException | None = caught.value
+    while error is not None:
+        told += repr(error.args)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    assert str(file)[:50] in told
+    assert [word for word in ("hunter2", TOKEN[-64:]) if word in told] == []
+
+
+def test_deny_files(tmp_path: Path) -> None:
+    file = tmp_path / "deny"
+    file.write_bytes(b"\xef\xbb\xbfwest\r\neast.2\r\n\r\nx.y\r\n")
+    denied, wrong = read_deny_file(str(file))
+    assert denied == DenyList(frozenset({"west"}), frozenset({("east", 2)}))
+    assert [line.split(" is ")[0] for line in wrong] == ["line 4"]
+    with pytest.raises(ValueError, match=r"No such file.*create it, an empty file denies nobody"):
+        read_deny_file(str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match="irectory"):
+        read_deny_file(str(tmp_path))
+    file.write_bytes(b"#" * (1024 * 1024 + 1))
+    with pytest.raises(ValueError, match="larger than 1048576 bytes"):
+        read_deny_file(str(file))
+    file.write_bytes(b"#" * (1024 * 1024))
+    assert read_deny_file(str(file)) == (DenyList(), [])
+
+
+def test_secret_files_that_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"{TOKEN}\n")
+    assert read_agent_secret_file(str(file), "west").reveal() == TOKEN
+    assert read_agent_secret_file(str(file), None).reveal() == TOKEN
+    file.write_text("s")
+    assert read_agent_secret_file(str(file), "west").reveal() == read_hub_secret_file(str(file)).reveal() == "s"
+
+
 def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (found,) = faults(tmp_path, AGENT + "[federation.tls]\nca_file = 'pipe'")
@@ -334,8 +639,15 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
         "[federation]\nsecret = 'hunter2",
         "[federation]\nsecret = 'a'\nsecret = 'hunter2'",
         "[[source]]\ntype = {x = 'hunter2'}\ntoken = 'hunter2'",
+        "[federation]\ntoken = 'hunter2'\n[hub]\nnext_secret = 'hunter2'\ntoken = 'hunter2'",
+        "[admin]\ntoken = 'hunter2'",
+        "[admin]\ntoken = ['hunter2 hunter2 hunter2']\ntokn = 'hunter2'",
+        "[admin]\ntoken = 'hunter2 hunter2 hunter2'\ntoken_file = 'x'",
+        "[admin]\ntoken = 'hunter2 hunter2 hunter2\t'",
+        "cluster_id = 'east'\n[federation]\nsecret = 'tf1.hunter2'\n[hub]\nsecret = 'tf1.hunter2'",
+        f"[hub]\nsecret = 'tf1.{'hunter2' * 600}'",
     ],
-    ids=range(9),
+    ids=range(16),
 )
 def test_no_fault_shows_a_secret(tmp_path: Path, text: str) -> None:
     found = faults(tmp_path, text, TRIO_FEDERATION_SECRET="hunter2\n")
@@ -402,9 +714,16 @@ def test_nothing_to_run(tmp_path: Path, text: str) -> None:
 def test_monstrous_values_are_faults_like_others(tmp_path: Path, value: str) -> None:
     keys = ["hubs", "secret", "ttl", "insecure", "tls", "unknown"]
     text = "cluster_id = 'a'\n[federation]\n" + "\n".join(f"{key} = {value}" for key in keys)
-    found = faults(tmp_path, f"{text}\n[log]\nlevel = {value}\n[[source]]\ntype = {value}")
+    limits = [f"hub.limits.{key}" for key in ("connections", "streams", "message_rate", "record_rate", "first_message")]
+    text += f"\n[log]\nlevel = {value}\n[[source]]\ntype = {value}\n[hub]\ndeny_file = {value}\naccept = [{value}]\n"
+    text += "[hub.limits]\n" + "\n".join(f"{key.rpartition('.')[2]} = {value}" for key in limits)
+    text += "\n[[hub.policy]]\n" + "\n".join(f"{key} = {value}" for key in ("clusters", "report", "max_idle"))
+    found = faults(tmp_path, text)
     assert [line for line in found if len(line) > 300] == []
-    for place in [*(f"[federation] {key}" for key in keys[:-1]), "[log] level", "[[source]] source[0].type"]:
+    places = [*(f"[federation] {key}" for key in keys[:-1]), "[log] level", "[[source]] source[0].type"]
+    places += ["[hub] deny_file", "[hub] accept", *(f"[hub.limits] {key.rpartition('.')[2]}" for key in limits)]
+    places += [f"[hub.policy[0]] {key}" for key in ("clusters", "report", "max_idle")]
+    for place in places:
         if not (place.endswith("tls") and value.startswith("{")):
             assert [line for line in found if line.startswith((f"{place}: ", f"{place}["))], place
     assert [line for line in found if "unknown" in line]

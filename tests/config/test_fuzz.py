@@ -27,16 +27,23 @@ KEYS: dict[str, list[str]] = {
     "federation.tls": ["ca_file", "cert_file", "key_file", "server_name"],
     "hub": [
         *("bind", "ttl", "grace", "keepalive", "silence_limit", "insecure", "secret", "secret_file", "accept", "tls"),
-        "backplane",
+        *("backplane", "next_secret_file", "deny_file", "limits", "policy"),
     ],
-    "hub.tls": ["cert_file", "key_file", "client_ca_file"],
+    "hub.limits": ["connections", "streams", "message_rate", "record_rate", "first_message"],
+    "hub.policy": ["clusters", "report", "see", "max_records", "max_idle"],
+    "hub.tls": ["cert_file", "key_file", "client_ca_file", "cluster_san"],
     "hub.backplane": ["type", "servers"],
     "placement": ["settle_time", "reservation_ttl", "ranking"],
     "metrics": ["bind"],
-    "admin": ["bind"],
+    "admin": ["bind", "token", "token_file", "tls"],
+    "admin.tls": ["cert_file", "key_file"],
     "log": ["level", "format"],
 }
 TOP = ["cluster_id", "federation", "source", "filter", "sink", "placement", "metrics", "admin", "log", "hub"]
+#: written as [[…]], and possibly several
+ARRAYS = {"hub.policy"}
+#: what a fault calls each table, where that is not its name
+CALLED = {"hub.policy": "hub.policy[0]"}
 ALL = sorted({*TOP, *(key for keys in KEYS.values() for key in keys)})
 
 
@@ -82,7 +89,10 @@ def read(
 scalars = (
     st.text(max_size=12)
     | st.sampled_from(["5s", "1m", "0s", "9h", "127.0.0.1:0", "[::1]:7443", "hub.example:1", "west", "shared", "token"])
-    | st.sampled_from(["memory", "nats", "info", "json", "fuzz.toml", ".", "", "gone"])
+    | st.sampled_from(
+        ["memory", "nats", "info", "json", "fuzz.toml", ".", "", "gone", "certificate", "*", "*/*", "a/b"]
+    )
+    | st.sampled_from(["token+certificate", "DNS:{cluster}.example", "URI:a://b/{cluster}", f"tf1.west.1.{'0' * 64}"])
     | st.integers(-(2**70), 2**70)
     | st.floats()
     | st.booleans()
@@ -98,7 +108,10 @@ values = st.recursive(
 
 def tables(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """A table with mostly known keys."""
-    nested = {key: tables(f"{name}.{key}") for key in KEYS[name] if f"{name}.{key}" in KEYS}
+    nested: dict[str, st.SearchStrategy[Any]] = {}
+    for key in KEYS[name]:
+        if (full := f"{name}.{key}") in KEYS:
+            nested[key] = tables(full) | (st.lists(tables(full), max_size=3) if full in ARRAYS else st.nothing())
     known = {key: values | nested.get(key, st.nothing()) for key in KEYS[name]}
     return st.fixed_dictionaries({}, optional=known)
 
@@ -175,6 +188,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "admin": {},
     "log": {"level": "info"},
     "hub": {"bind": "127.0.0.1:0", "secret": "s"},
+    "hub.limits": {"streams": 1},
+    "hub.policy": {"clusters": ["west"]},
     "hub.backplane": {},
 }
 strange_keys = st.text(alphabet=string.ascii_letters + "_-é \n\".'", min_size=1, max_size=12)
@@ -194,7 +209,7 @@ def test_every_unknown_key_is_reported(
     }
     lines = []
     for header, good in GOOD.items():
-        lines += [f"[{header}]"] if header else []
+        lines += [f"[[{header}]]" if header in ARRAYS else f"[{header}]"] if header else []
         lines += [f"{toml(key)} = {toml(value)}" for key, value in {**good, **unknown.get(header, {})}.items()]
     found = read(tmp_path_factory.getbasetemp(), "\n".join(lines).encode(), {})
     expected = sum(map(len, unknown.values()))
@@ -203,7 +218,8 @@ def test_every_unknown_key_is_reported(
         return
     assert isinstance(found, list)
     assert len(found) == expected
-    for header, more in unknown.items():
+    for name, more in unknown.items():
+        header = CALLED.get(name, name)
         for key, value in more.items():
             table = isinstance(value, dict)
             names = [key, repr(key)]

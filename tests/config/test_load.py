@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,17 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trio_federation.capacity import is_label, is_subdomain
 from trio_federation.config import (
     Admin,
+    AdminTls,
     Backplane,
     Config,
     Endpoint,
     Federation,
     HubSettings,
+    HubTls,
+    Limits,
     Log,
     Metrics,
     PlacementSettings,
     PluginTable,
+    PolicySettings,
     Secret,
     Tls,
     agent_is_configured,
@@ -29,8 +36,14 @@ from trio_federation.config import (
     load,
     show_duration,
 )
+from trio_federation.credentials import CertificateName, make_token
 from trio_federation.errors import ConfigurationError
 from trio_federation.reservations import Reservations
+
+#: what a hub that takes certificates has
+CERTIFICATES = (
+    '[hub.tls]\ncert_file = "pem"\nkey_file = "pem"\nclient_ca_file = "pem"\ncluster_san = "DNS:{cluster}.example"\n'
+)
 
 
 def loaded(folder: Path, text: str, **environ: str) -> Config:
@@ -129,6 +142,9 @@ def test_every_value_of_an_agent(tmp_path: Path) -> None:
 
 
 def test_every_value_of_a_hub(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s\n")
+    (tmp_path / "admin").write_text("sixteen letters!\n")
+    (tmp_path / "pem").write_text("PEM")
     config = loaded(
         tmp_path,
         """
@@ -139,12 +155,40 @@ def test_every_value_of_a_hub(tmp_path: Path) -> None:
         keepalive = "1s"
         silence_limit = "3s"
         insecure = true
-        secret = "s"
-        accept = ["shared"]
+        secret_file = "secret"
+        next_secret_file = "next"
+        deny_file = "tls/deny"
+        accept = ["token", "certificate", "token+certificate", "shared+certificate"]
+        [hub.limits]
+        connections = 1
+        streams = 2_147_483_647
+        message_rate = 0x10
+        record_rate = 3
+        first_message = "500ms"
+        [[hub.policy]]
+        clusters = ["west", "east-1"]
+        report = ["team-a/python", "team-b/*", "team-*/py*.v1"]
+        see = []
+        max_records = 0
+        max_idle = 2147483647
+        [[hub.policy]]
+        clusters = ["*"]
+        [hub.tls]
+        cert_file = "pem"
+        key_file = "pem"
+        client_ca_file = "pem"
+        cluster_san = "URI:spiffe://fleet.example/cluster/{cluster}/agent"
         [hub.backplane]
         type = "memory"
+        [admin]
+        bind = "0.0.0.0:1"
+        token_file = "admin"
+        [admin.tls]
+        cert_file = "pem"
+        key_file = "pem"
         """,
     )
+    pem = str(tmp_path / "pem")
     assert config.hub == HubSettings(
         bind=Endpoint("127.0.0.1", 0),
         ttl=120.0,
@@ -153,7 +197,34 @@ def test_every_value_of_a_hub(tmp_path: Path) -> None:
         silence_limit=3.0,
         insecure=True,
         secret=Secret("s"),
+        secret_file=str(tmp_path / "secret"),
+        next_secret_file=str(tmp_path / "next"),
+        deny_file=str(tmp_path / "tls" / "deny"),
+        accept=("token", "certificate", "token+certificate", "shared+certificate"),
+        limits=Limits(connections=1, streams=2**31 - 1, message_rate=16, record_rate=3, first_message=0.5),
+        policy=(
+            PolicySettings(
+                clusters=("west", "east-1"),
+                report=("team-a/python", "team-b/*", "team-*/py*.v1"),
+                see=(),
+                max_records=0,
+                max_idle=2**31 - 1,
+            ),
+            PolicySettings(clusters=("*",), report=("*/*",), see=("*/*",), max_records=None, max_idle=None),
+        ),
+        tls=HubTls(
+            cert_file=pem,
+            key_file=pem,
+            client_ca_file=pem,
+            cluster_san=CertificateName("URI", "spiffe://fleet.example/cluster/", "/agent"),
+        ),
         backplane=Backplane(type="memory"),
+    )
+    assert config.admin == Admin(
+        bind=Endpoint("0.0.0.0", 1),
+        token=Secret("sixteen letters!"),
+        token_file=str(tmp_path / "admin"),
+        tls=AdminTls(cert_file=pem, key_file=pem),
     )
     assert (config.has_agent, config.enabled) == (False, False)
 
@@ -166,6 +237,10 @@ def test_defaults_are_those_of_the_design() -> None:
     assert (str(hub.bind), hub.accept, hub.backplane.type) == ("0.0.0.0:7443", ("shared",), "memory")
     assert (str(Metrics().bind), str(Admin().bind)) == ("127.0.0.1:9464", "127.0.0.1:9465")
     assert (Log().level, Log().format) == ("info", "auto")
+    assert (hub.policy, hub.next_secret_file, hub.deny_file, Admin().token, Admin().tls) == ((), None, None, None, None)
+    limits = hub.limits
+    assert (limits.connections, limits.streams, limits.first_message) == (256, 16, 15.0)
+    assert (limits.message_rate, limits.record_rate) == (100, 5_000)
 
 
 def test_hub_with_tls_may_be_bound_wide(tmp_path: Path) -> None:
@@ -176,6 +251,67 @@ def test_hub_with_tls_may_be_bound_wide(tmp_path: Path) -> None:
     assert config.hub.tls is not None
     assert config.hub.tls.cert_file == str(tmp_path / "cert")
     assert config.hub.tls.client_ca_file is None
+    assert config.hub.tls.cluster_san is None
+
+
+@pytest.mark.parametrize("accept", ['["certificate"]', '["certificate", "certificate"]'])
+def test_certificates_alone_need_no_secret(tmp_path: Path, accept: str) -> None:
+    (tmp_path / "pem").write_text("PEM")
+    config = loaded(tmp_path, f"[hub]\naccept = {accept}\n{CERTIFICATES}")
+    assert config.hub is not None
+    assert (config.hub.secret, config.warnings) == (None, ())
+
+
+@pytest.mark.parametrize("accept", ["shared", "token"])
+def test_the_next_secret_and_the_deny_list_need_not_be_there_to_load(tmp_path: Path, accept: str) -> None:
+    """They are read while the hub runs, again and again; whether that works is told when it starts."""
+    text = f'[hub]\nsecret = "s"\nbind = "[::1]:1"\naccept = ["{accept}"]\n'
+    config = loaded(tmp_path, f'{text}next_secret_file = "gone"\ndeny_file = "gone"')
+    assert config.hub is not None
+    assert config.hub.deny_file == config.hub.next_secret_file == str(tmp_path / "gone")
+
+
+def test_an_agents_own_token_is_its_secret(tmp_path: Path) -> None:
+    token = make_token("s", "west", 7)
+    (tmp_path / "token").write_text(f"{token}\n")
+    written = ['secret_file = "token"', f'secret = "{token}"']
+    for text in written:
+        config = loaded(tmp_path, f'cluster_id = "west"\n[federation]\nhubs = ["[::1]:1"]\n{text}')
+        assert (config.federation.secret, config.enabled) == (Secret(token), True)
+    config = loaded(tmp_path, 'cluster_id = "west"', TRIO_FEDERATION_SECRET=token)
+    assert config.federation.secret == Secret(token)
+    # Without an id, there is no other cluster that it could be of.
+    assert loaded(tmp_path, f'[federation]\nsecret = "{token}"').federation.secret == Secret(token)
+
+
+@pytest.mark.parametrize("length", [16, 4096])
+def test_admin_tokens(tmp_path: Path, length: int) -> None:
+    (tmp_path / "token").write_text("x" * length + "\r\n")
+    for text in ('token_file = "token"', f'token = "{"x" * length}"'):
+        config = loaded(tmp_path, f'cluster_id = "a"\n[admin]\n{text}')
+        assert config.admin.token == Secret("x" * length)
+
+
+@given(st.from_regex(r"[-a-z0-9.*]{1,8}/[-a-z0-9.*]{1,8}", fullmatch=True))
+def test_patterns_are_good_if_something_fits_them(tmp_path_factory: pytest.TempPathFactory, pattern: str) -> None:
+    """Told by what "*" may stand for, up to two characters of it, instead of by a rule."""
+
+    def could_be(half: str, is_one: Callable[[str], bool]) -> bool:
+        texts = [""]
+        for character in half:
+            fills = ("", "a", "-", ".", "a.", ".a") if character == "*" else (character,)
+            texts = [text + fill for text in texts for fill in fills]
+        return any(map(is_one, texts))
+
+    namespace, _, env = re.sub(r"\*+", "*", pattern).partition("/")
+    wanted = could_be(namespace, is_label) and could_be(env, is_subdomain)
+    text = f'[hub]\nsecret = "s"\nbind = "[::1]:1"\n[[hub.policy]]\nclusters = ["*"]\nsee = ["{pattern}"]'
+    folder = tmp_path_factory.getbasetemp()
+    if wanted:
+        assert loaded(folder, text).hub is not None
+    else:
+        (found,) = faults(folder, text)
+        assert "is not NAMESPACE/ENV" in found
 
 
 def test_listeners_may_share_port_0_which_is_any_free_one(tmp_path: Path) -> None:
@@ -258,9 +394,24 @@ def test_bad_environment_is_named_and_not_shown(tmp_path: Path) -> None:
         ('[federation]\nhubs = ["[::1]:1"]', False, ["hubs", "cluster_id", "credential", "single-cluster"]),
         ('cluster_id = "a"\n[federation]\nttl = "9s"\nresync_interval = "1s"', False, ["report_interval", "9s"]),
         ('[hub]\nsecret = "s"\nbind = "localhost:1"', False, ["[hub] accept", "any cluster"]),
+        ('[hub]\nsecret = "s"\nbind = "localhost:1"\naccept = ["token"]', False, []),
+        ('[hub]\nsecret = "s"\nbind = "localhost:1"\naccept = ["token", "shared"]', False, ["any cluster"]),
+        ('[hub]\nsecret = "s"\naccept = ["shared+certificate"]\n' + CERTIFICATES, False, []),
+        ('[hub]\nsecret = "s"\naccept = ["token", "certificate"]\n' + CERTIFICATES, False, []),
+        (
+            '[hub]\nsecret = "s"\naccept = ["token+certificate", "certificate"]\n' + CERTIFICATES,
+            False,
+            ["[hub] accept", '"certificate" counts alone', '"token+certificate" asks nobody for more'],
+        ),
+        (
+            '[hub]\nsecret = "s"\naccept = ["token"]\n' + CERTIFICATES,
+            False,
+            ["[hub.tls] cluster_san: not used", '"certificate" in [hub] accept'],
+        ),
     ],
 )
 def test_warnings(tmp_path: Path, text: str, enabled: bool, words: list[str]) -> None:
+    (tmp_path / "pem").write_text("PEM")
     config = loaded(tmp_path, text)
     assert config.enabled is enabled
     assert len(config.warnings) == (1 if words else 0)
@@ -346,7 +497,9 @@ def test_durations_are_shown_as_written(seconds: float, text: str) -> None:
 
 def test_secret_is_never_shown() -> None:
     secret = Secret("hunter2")
-    config = Config(federation=Federation(secret=secret), hub=HubSettings(secret=secret))
+    config = Config(
+        federation=Federation(secret=secret), hub=HubSettings(secret=secret), admin=Admin(token=Secret("hunter2" * 3))
+    )
     source = Config(source=(PluginTable("x", {"token": "hunter2"}, "source[0]"),))
     shown = [str(secret), repr(secret), f"{secret}", f"{secret!r:>20}", repr([secret]), repr(config), repr(source)]
     shown += [str(describe(config)), str(describe(source))]
@@ -368,12 +521,28 @@ def test_secrets_compare_by_their_text() -> None:
 
 
 def test_describe(tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("PEM")
     config = loaded(
         tmp_path,
         """
         cluster_id = "west"
         federation = {hubs = ["[::1]:1", "localhost:2"], secret = "hunter2"}
-        hub = {bind = "[::1]:1", secret = "hunter2"}
+        admin = {token = "hunter2 hunter2 hunter2"}
+        [hub]
+        bind = "[::1]:1"
+        secret = "hunter2"
+        accept = ["shared", "token+certificate"]
+        [hub.tls]
+        cert_file = "pem"
+        key_file = "pem"
+        client_ca_file = "pem"
+        cluster_san = "DNS:agent-{cluster}.example"
+        [[hub.policy]]
+        clusters = ["west", "east"]
+        report = []
+        max_idle = 5
+        [[hub.policy]]
+        clusters = ["*"]
         [[source]]
         type = "fixtures"
         path = "x"
@@ -407,7 +576,19 @@ def test_describe(tmp_path: Path) -> None:
         "placement.reservation_ttl": "10s",
         "placement.ranking": "left",
         "metrics.bind": "127.0.0.1:9464",
-        "hub.accept": "shared",
+        "admin.token": "set, not shown",
+        "admin.tls": "not set",
+        "hub.deny_file": "not set",
+        "hub.accept": "shared, token+certificate",
+        "hub.limits.streams": "16",
+        "hub.limits.first_message": "15s",
+        "hub.policy[0].clusters": "west, east",
+        "hub.policy[0].report": "none",
+        "hub.policy[0].see": "*/*",
+        "hub.policy[0].max_records": "not set",
+        "hub.policy[0].max_idle": "5",
+        "hub.policy[1].clusters": "*",
+        "hub.tls.cluster_san": "DNS:agent-{cluster}.example",
         "hub.backplane.type": "memory",
         "log.level": "info",
     }
@@ -422,7 +603,7 @@ def test_a_reservation_may_last_as_long_as_a_create_takes_to_show(tmp_path: Path
 
 def test_describe_of_a_hub_leaves_the_agent_out() -> None:
     rows = dict(describe(Config(hub=HubSettings(secret=Secret("s")))))
-    assert (rows["runs"], rows["file"]) == ("hub", "none")
+    assert (rows["runs"], rows["file"], rows["hub.policy"]) == ("hub", "none", "none")
     assert "mode" not in rows
     agents = ("cluster_id", "federation", "source", "filter", "sink", "placement")
     assert not [key for key in rows if key.startswith(agents)]

@@ -29,6 +29,7 @@ COMMANDS = {
     "plugins": "Show the plugins, and what failed to load.",
     "run": "Run an agent, a hub, or both.",
     "status": "Show how an agent is, and what it knows.",
+    "token": "Print the token of one cluster.",
 }
 
 
