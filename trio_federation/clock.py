@@ -1,7 +1,7 @@
 """The process's one clock. Rules take a `Clock`, a function that returns seconds, and never read time in another way.
 `BootClock` makes Trio itself run on the clock that goes on counting while the machine is suspended, so that in a
-running agent Trio's timers and the ages of records agree; under tests both follow Trio's MockClock. No wall clock lives
-here."""
+running agent Trio's timers and the ages of records agree; under tests both follow Trio's MockClock. The wall clock is
+here, too, for certificates and nothing else."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ else:  # pragma: no cover - only where the kernel has no such clock
     def boot_time() -> float:
         """Seconds on the monotonic clock, which is the best there is on this system; it may pause during suspend."""
         return time.monotonic()
+
+
+def wall_clock() -> float:
+    """Seconds since 1970, in UTC, as this machine believes. It jumps when somebody sets it, so nothing is timed by it;
+    but a certificate says until which date it is good, and dates are read from here."""
+    return time.time()  # noqa: TID251 - the one place, for the reason above
 
 
 class BootClock(trio.abc.Clock):

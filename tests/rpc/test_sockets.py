@@ -3,14 +3,20 @@ tested over in-memory links, where time is virtual."""
 
 from __future__ import annotations
 
+import datetime
+import re
 import socket
 import ssl
 import struct
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import grpc
 import pytest
 import trio
 import trio.testing
@@ -18,6 +24,7 @@ import trustme
 from trio.testing import MockClock
 
 from tests.rpc.harness import new_link, number_of, report_of, send_one, take_reports
+from trio_federation.clock import wall_clock
 from trio_federation.errors import ConfigurationError, FederationError, RpcError, Unavailable
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.rpc import (
@@ -33,7 +40,13 @@ from trio_federation.rpc import (
     server_tls,
     tcp_dialer,
 )
-from trio_federation.rpc.sockets import CONNECT_DEADLINE, HANDSHAKE_DEADLINE
+from trio_federation.rpc.sockets import (
+    CONNECT_DEADLINE,
+    HANDSHAKE_DEADLINE,
+    REFUSAL_DEADLINE,
+    broken_by,
+    certificate_names,
+)
 
 LOCALHOST = "127.0.0.1"
 #: Seconds of real time within which anything on this machine has happened.
@@ -49,10 +62,14 @@ class Files:
         self._authority.cert_pem.write_to_path(folder / "ca.pem")
         self.ca = str(folder / "ca.pem")
 
-    def issue(self, *names: str) -> tuple[str, str]:
-        """A certificate for these names: the paths of its chain and of its key."""
-        issued = self._authority.issue_cert(*names)
-        chain, key = self._folder / f"{names[0]}.pem", self._folder / f"{names[0]}.key"
+    def issue(self, *names: str, days: tuple[int, int] = (-1, 1)) -> tuple[str, str]:
+        """A certificate for these names: the paths of its chain and of its key. `days`: from when to when it is good,
+        from now."""
+        now = datetime.datetime.fromtimestamp(wall_clock(), datetime.UTC)
+        began, ends = (now + datetime.timedelta(days=day) for day in days)
+        issued = self._authority.issue_cert(*names, not_before=began, not_after=ends)
+        number = len(list(self._folder.iterdir()))
+        chain, key = self._folder / f"{number}.pem", self._folder / f"{number}.key"
         for blob in issued.cert_chain_pems:
             blob.write_to_path(chain, append=True)
         issued.private_key_pem.write_to_path(key)
@@ -69,12 +86,16 @@ class Authorities:
     named: tuple[str, str] = field(init=False)
     agent: tuple[str, str] = field(init=False)
     stranger: tuple[str, str] = field(init=False)
+    expired: tuple[str, str] = field(init=False)
+    early: tuple[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.hub = self.ours.issue(LOCALHOST, "::1", "localhost")
         self.named = self.ours.issue("hub.test")
         self.agent = self.ours.issue("west.test")
         self.stranger = self.strangers.issue("west.test")
+        self.expired = self.ours.issue("west.test", LOCALHOST, days=(-9, -1))
+        self.early = self.ours.issue("west.test", LOCALHOST, days=(1, 9))
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +103,17 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> Authorities:
     return Authorities(Files(tmp_path_factory.mktemp("ours")), Files(tmp_path_factory.mktemp("strangers")))
 
 
-def hub_context(certificate: tuple[str, str], client_ca: str | None = None) -> ssl.SSLContext:
-    return server_tls(cert_file=certificate[0], key_file=certificate[1], client_ca_file=client_ca)
+def hub_context(
+    certificate: tuple[str, str],
+    client_ca: str | None = None,
+    client_certificates: Literal["required", "optional"] = "required",
+) -> ssl.SSLContext:
+    return server_tls(
+        cert_file=certificate[0],
+        key_file=certificate[1],
+        client_ca_file=client_ca,
+        client_certificates=client_certificates,
+    )
 
 
 def agent_context(ca: str, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
@@ -100,13 +130,25 @@ class Served:
     refused: list[Unavailable]
     #: the callers, as their calls name them
     callers: list[str]
+    #: the names in the certificates of those that were let in
+    names: list[tuple[tuple[str, str], ...]]
+
+    async def refusals(self, count: int) -> list[str]:
+        """What the handshakes failed of, of which there are to be so many: a peer may know of it first."""
+        while len(self.refused) < count:
+            await trio.lowlevel.checkpoint()
+        assert len(self.refused) == count
+        return [str(error).removeprefix(f"{error.peer}: ") for error in self.refused]
 
 
 @asynccontextmanager
-async def served(tls: ssl.SSLContext | None = None, host: str = LOCALHOST) -> AsyncIterator[Served]:
+async def served(
+    tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None = None, host: str = LOCALHOST
+) -> AsyncIterator[Served]:
     listeners = await open_listeners(host, 0)
     refused: list[Unavailable] = []
     callers: list[str] = []
+    names: list[tuple[tuple[str, str], ...]] = []
 
     async def report(call: IncomingReport) -> None:
         callers.append(call.peer)
@@ -119,16 +161,18 @@ async def served(tls: ssl.SSLContext | None = None, host: str = LOCALHOST) -> As
         accepted: trio.abc.Stream = stream
         if tls is not None:
             try:
-                accepted = await accept_tls(stream, tls, peer)
+                context = tls if isinstance(tls, ssl.SSLContext) else tls()
+                accepted = await accept_tls(stream, context, peer)
             except Unavailable as error:
                 refused.append(error)
                 return
+        names.append(certificate_names(accepted))
         await server.serve(accepted)
 
     with trio.fail_after(SOON):
         async with open_bridge(), trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, accept, listeners)
-            yield Served(listeners[0].socket.getsockname()[1], refused, callers)
+            yield Served(listeners[0].socket.getsockname()[1], refused, callers, names)
             nursery.cancel_scope.cancel()
 
 
@@ -340,14 +384,343 @@ async def test_a_hub_can_ask_for_certificates(authorities: Authorities) -> None:
         for certificate in (None, authorities.stranger):
             await refusal_of(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca, certificate)))
         assert len(server.callers) == 1
-        assert len(server.refused) == 2
-        assert "peer did not return a certificate" in str(server.refused[0])
-        assert "certificate not accepted" in str(server.refused[1])
+        told = await server.refusals(2)
+        assert told[0] == "TLS failed: peer did not return a certificate"
+        assert "certificate not accepted" in told[1]
 
 
 async def test_a_hub_that_asks_for_none_takes_one_that_is_offered(authorities: Authorities) -> None:
+    """And does not look at it, as nobody has verified it."""
     async with served(hub_context(authorities.hub)) as server:
         await use(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca, authorities.agent)))
+        assert server.names == [()]
+
+
+async def test_certificates_can_be_optional(authorities: Authorities) -> None:
+    """Who has none comes in without; who has one that is not good does not."""
+    context = hub_context(authorities.hub, authorities.ours.ca, "optional")
+    async with served(context) as server:
+        await use(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca)))
+        await use(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca, authorities.agent)))
+        assert server.names == [(), (("DNS", "west.test"),)]
+        for certificate in (authorities.stranger, authorities.expired, authorities.early):
+            await refusal_of(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca, certificate)))
+        assert len(await server.refusals(3)) == 3
+        assert len(server.names) == 2
+
+
+@pytest.mark.parametrize(
+    "which, hub_says, alert",
+    [
+        (None, "peer did not return a certificate", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+        ("stranger", "certificate not accepted: unable to get local issuer certificate", "TLSV1_ALERT_UNKNOWN_CA"),
+        ("expired", "certificate not accepted: certificate has expired", "SSLV3_ALERT_CERTIFICATE_EXPIRED"),
+        ("early", "certificate not accepted: certificate is not yet valid", "SSLV3_ALERT_BAD_CERTIFICATE"),
+    ],
+)
+async def test_an_agent_hears_why_its_certificate_is_refused(
+    authorities: Authorities, which: str | None, hub_says: str, alert: str
+) -> None:
+    """Its own handshake is done by then: what the hub says about it comes with the first bytes that are read."""
+    certificate = None if which is None else getattr(authorities, which)
+    async with served(hub_context(authorities.hub, authorities.ours.ca)) as server:
+        stream = await tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca, certificate))()
+        # More than the hub will read: it must not reset the connection before it has spoken.
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(bytes(100_000))
+        with pytest.raises(trio.BrokenResourceError) as caught:
+            await stream.receive_some()
+        await trio.aclose_forcefully(stream)
+        assert isinstance(caught.value.__cause__, ssl.SSLError)
+        assert caught.value.__cause__.reason == alert
+        assert server.names == []
+        assert await server.refusals(1) == [f"TLS failed: {hub_says}"]
+
+
+@pytest.mark.parametrize("which, told", [("expired", "expired"), ("early", "not yet valid")])
+async def test_a_hub_at_the_wrong_time_is_refused(authorities: Authorities, which: str, told: str) -> None:
+    async with served(hub_context(getattr(authorities, which))) as server:
+        line = await refusal_of(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca)))
+        assert line.startswith(f"{LOCALHOST}:{server.port}: TLS failed: certificate not accepted: ")
+        assert told in line
+        assert server.names == []
+
+
+async def test_a_hub_hears_why_an_agent_refuses_it(authorities: Authorities) -> None:
+    async with served(hub_context(authorities.hub)) as server:
+        await refusal_of(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.strangers.ca)))
+        assert await server.refusals(1) == [
+            "TLS failed: the other side does not accept the certificate of this side: unknown authority"
+        ]
+
+
+def test_what_breaks_a_connection_is_one_line() -> None:
+    def broken(cause: BaseException | None) -> str:
+        error = trio.BrokenResourceError()
+        error.__cause__ = cause
+        return broken_by(error)
+
+    def tls(reason: str) -> ssl.SSLError:
+        error = ssl.SSLError(1, f"[SSL: {reason}] some words (_ssl.c:1)")
+        error.reason = reason
+        return error
+
+    assert broken(None) == "the connection broke: BrokenResourceError"
+    assert broken(ConnectionResetError(104, "reset")) == "the connection broke: connection reset by peer"
+    refused = "TLS failed: the other side does not accept the certificate of this side"
+    assert broken(tls("SSLV3_ALERT_CERTIFICATE_EXPIRED")) == f"{refused}: certificate expired"
+    assert broken(tls("SSLV3_ALERT_BAD_CERTIFICATE")) == f"{refused}: bad certificate"
+    assert broken(tls("TLSV1_ALERT_UNKNOWN_CA")) == f"{refused}: unknown authority"
+    assert broken(tls("TLSV13_ALERT_CERTIFICATE_REQUIRED")) == (
+        "TLS failed: the other side demands a certificate, and got none; set [federation.tls] cert_file and key_file"
+    )
+    assert broken(tls("SSLV3_ALERT_HANDSHAKE_FAILURE")) == "TLS failed: the other side refuses: handshake failure"
+    assert broken(tls("DECRYPTION_FAILED_OR_BAD_RECORD_MAC")) == ("TLS failed: decryption failed or bad record mac")
+    assert broken(ssl.SSLError(1, "unheard of")) == "TLS failed: unheard of"
+
+
+async def test_contexts_can_change_between_two_connections(authorities: Authorities) -> None:
+    """Both sides move to another authority; what was connected before goes on carrying bytes meanwhile."""
+    new = authorities.strangers
+    new_hub, new_agent = new.issue(LOCALHOST), new.issue("east.test")
+    hub, agent = (
+        hub_context(authorities.hub, authorities.ours.ca),
+        agent_context(authorities.ours.ca, authorities.agent),
+    )
+    asked = 0
+
+    def current_agent() -> ssl.SSLContext:
+        nonlocal asked
+        asked += 1
+        return agent
+
+    async with served(lambda: hub) as server, trio.open_nursery() as nursery:
+        dial = tcp_dialer(LOCALHOST, server.port, tls=current_agent)
+        assert asked == 0
+        connection = await HubConnection.open(nursery, await dial(), peer="hub")
+        async with connection.report() as report, connection.watch(WatchFederationRequest()) as watch:
+            await report.send(report_of(1))
+            assert number_of(await watch.receive()) == 1
+            hub = hub_context(new_hub, new.ca)
+            # The agent does not know the new authority yet.
+            assert "certificate not accepted" in await refusal_of(dial)
+            agent = agent_context(new.ca, new_agent)
+            await use(dial)
+            assert asked == 3
+            assert server.names == [(("DNS", "west.test"),), (("DNS", "east.test"),)]
+            await report.send(report_of(2, padding=200_000))
+            await report.end()
+            await report.wait_answered()
+        await connection.aclose()
+
+
+def openssl(*command: str) -> str:
+    done = subprocess.run(["openssl", *command], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+class Openssl:
+    """An authority that the openssl command keeps in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ca = str(folder / "ca.pem")
+        made = ["-x509", *NEW_KEY, "-keyout", str(folder / "ca.key"), "-out", self.ca]
+        openssl("req", *made, "-days", "2", "-subj", "/CN=authority")
+
+    def issue(self, name: str, extensions: str) -> tuple[str, str]:
+        """A certificate with these lines of an extension section."""
+        paths = [str(self._folder / f"{name}.{suffix}") for suffix in ("pem", "key", "csr", "cnf")]
+        chain, key, request, section = paths
+        Path(section).write_text(extensions)
+        made = [*NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}"]
+        openssl("req", *made)
+        signed = ["-req", "-in", request, "-CA", self.ca, "-CAkey", str(self._folder / "ca.key"), "-CAcreateserial"]
+        openssl("x509", *signed, "-days", "1", "-extfile", section, "-out", chain)
+        return chain, key
+
+
+@pytest.fixture(scope="module")
+def by_openssl(tmp_path_factory: pytest.TempPathFactory) -> Openssl:
+    return Openssl(tmp_path_factory.mktemp("openssl"))
+
+
+def der(tag: int, data: bytes) -> bytes:
+    """One value of ASN.1, in DER."""
+    size = len(data)
+    return bytes([tag]) + (bytes([size]) if size < 128 else bytes([0x82, size >> 8, size & 255])) + data
+
+
+def names_section(*names: bytes) -> str:
+    return f"subjectAltName=DER:{der(0x30, b''.join(names)).hex(':')}\n"
+
+
+def dns(value: bytes) -> bytes:
+    return der(0x82, value)
+
+
+def uri(value: bytes) -> bytes:
+    return der(0x86, value)
+
+
+#: an XMPP address, which is a name of a form of its own
+OTHER = der(0xA0, bytes.fromhex("06082b06010505070805") + der(0xA0, der(0x0C, b"DNS:west.test\nURI:a")))
+NAMED_DIRECTORY = der(
+    0xA4, der(0x30, der(0x31, der(0x30, bytes.fromhex("0603550403") + der(0x0C, b"\nDNS:west.test"))))
+)
+
+
+@pytest.mark.parametrize(
+    "names, found",
+    [
+        ([dns(b"west.test"), uri(b"spiffe://a/west")], [("DNS", "west.test"), ("URI", "spiffe://a/west")]),
+        # As they stand there: nothing is cut off, split, folded or trimmed.
+        ([dns(b"west.test\0.evil.test")], [("DNS", "west.test\0.evil.test")]),
+        ([uri(b"spiffe://a/west\0/b")], [("URI", "spiffe://a/west\0/b")]),
+        ([dns(b"a\nDNS:west.test"), uri(b"a:b\r\nURI:c:d")], [("DNS", "a\nDNS:west.test"), ("URI", "a:b\r\nURI:c:d")]),
+        ([dns(b"a, DNS:west.test")], [("DNS", "a, DNS:west.test")]),
+        ([dns(b"WEST.test"), dns(b" west.test ")], [("DNS", "WEST.test"), ("DNS", " west.test ")]),
+        ([dns(b""), uri(b"")], [("DNS", ""), ("URI", "")]),
+        ([dns("wést.test".encode())], [("DNS", "wést.test")]),
+        ([dns(b"x" * 5000)], [("DNS", "x" * 5000)]),
+        # No text: nothing of such a certificate counts.
+        ([dns(b"west.test"), dns(b"w\xe9st.test")], []),
+        # Names of other forms, whatever they look like.
+        ([OTHER, dns(b"west.test")], [("DNS", "west.test")]),
+        ([NAMED_DIRECTORY], []),
+        ([der(0x81, b"DNS:west.test"), der(0x81, b"\nDNS:west.test")], []),
+        ([der(0x87, bytes([127, 0, 0, 1])), der(0x87, b"abc"), der(0x88, bytes.fromhex("2b060105"))], []),
+        ([der(0xA3, der(0x30, b"")), der(0xA5, der(0xA1, der(0x0C, b"DNS:west.test")))], []),
+    ],
+)  # fmt: skip
+async def test_names_are_those_of_the_certificate(
+    by_openssl: Openssl, names: list[bytes], found: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    certificate = by_openssl.issue("west", names_section(*names))
+    hub = by_openssl.issue("hub", f"subjectAltName=IP:{LOCALHOST}\n")
+    async with served(hub_context(hub, by_openssl.ca)) as server:
+        await use(tcp_dialer(LOCALHOST, server.port, tls=agent_context(by_openssl.ca, certificate)))
+        assert server.names == [tuple(found)]
+
+
+async def test_a_certificate_without_names_or_for_another_use(by_openssl: Openssl) -> None:
+    """The common name is no name, and a certificate that is for servers only lets no client in."""
+    hub = by_openssl.issue("hub", f"subjectAltName=IP:{LOCALHOST}\nextendedKeyUsage=serverAuth\n")
+    async with served(hub_context(hub, by_openssl.ca)) as server:
+        bare = by_openssl.issue("bare", "basicConstraints=CA:FALSE\n")
+        await use(tcp_dialer(LOCALHOST, server.port, tls=agent_context(by_openssl.ca, bare)))
+        assert server.names == [()]
+        await refusal_of(tcp_dialer(LOCALHOST, server.port, tls=agent_context(by_openssl.ca, hub)))
+        # "unsuitable", or "unsupported", certificate purpose, by OpenSSL's version
+        assert "certificate not accepted: un" in (await server.refusals(1))[0]
+        assert server.names == [()]
+
+
+class Wrapper(trio.abc.Stream):
+    """A stream that passes everything on, for instance to count it."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.transport_stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.transport_stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.transport_stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self.transport_stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self.transport_stream.aclose()
+
+
+async def test_names_are_found_below_what_wraps_them_and_nowhere_else(authorities: Authorities) -> None:
+    left, right = trio.testing.memory_stream_pair()
+    assert certificate_names(left) == ()
+    hub = hub_context(authorities.named, authorities.ours.ca)
+    client = trio.SSLStream(left, agent_context(authorities.ours.ca, authorities.agent), server_hostname="hub.test")
+    server = trio.SSLStream(right, hub, server_side=True)
+    with pytest.raises(trio.NeedHandshakeError):
+        certificate_names(server)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.do_handshake)
+        nursery.start_soon(server.do_handshake)
+
+    assert certificate_names(server) == (("DNS", "west.test"),)
+    assert certificate_names(Wrapper(server)) == (("DNS", "west.test"),)
+    assert certificate_names(Wrapper(client)) == ()
+    assert certificate_names(client) == (), "the name of a hub is no client's"
+
+
+def s_client(port: int, ca: str, *options: str) -> subprocess.Popen[bytes]:
+    command = ["openssl", "s_client", "-connect", f"{LOCALHOST}:{port}", "-CAfile", ca, "-alpn", "h2", *options]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+async def talk(process: subprocess.Popen[bytes]) -> str:
+    """All that openssl says; it is told to quit once it has been let in."""
+    output, _ = await trio.to_thread.run_sync(lambda: process.communicate(b"Q\n", timeout=SOON))
+    return output.decode(errors="replace")
+
+
+async def test_openssl_is_told_what_agents_are(authorities: Authorities) -> None:
+    """The alerts reach a client that is none of ours; and nothing can be resumed, with a certificate that nobody would
+    verify again."""
+    async with served(hub_context(authorities.hub, authorities.ours.ca)) as server:
+
+        async def said(*options: str) -> str:
+            return await talk(s_client(server.port, authorities.ours.ca, "-ign_eof", *options))
+
+        assert "alert certificate required" in await said()
+        chain, key = authorities.expired
+        assert "alert certificate expired" in await said("-cert", chain, "-key", key)
+        assert re.search("alert protocol version|no protocols available", await said("-tls1_2"))
+        assert server.names == []
+
+
+async def test_grpcio_is_let_in_with_its_certificate(authorities: Authorities) -> None:
+    """A client of another make gets through the same handshake."""
+
+    def connect(port: int) -> None:
+        ca, chain, key = (Path(file).read_bytes() for file in (authorities.ours.ca, *authorities.agent))
+        credentials = grpc.ssl_channel_credentials(ca, key, chain)
+        with grpc.secure_channel(f"{LOCALHOST}:{port}", credentials) as channel:
+            grpc.channel_ready_future(channel).result(timeout=SOON)
+
+    async with served(hub_context(authorities.hub, authorities.ours.ca)) as server:
+        await trio.to_thread.run_sync(connect, server.port)
+        assert server.names == [(("DNS", "west.test"),)]
+        assert server.refused == []
+
+
+async def test_sessions_are_not_resumed_where_certificates_are_verified(authorities: Authorities) -> None:
+    context = agent_context(authorities.ours.ca, authorities.agent)
+    async with served(hub_context(authorities.hub, authorities.ours.ca)) as server:
+        stream = await tcp_dialer(LOCALHOST, server.port, tls=context)()
+        assert isinstance(stream, trio.SSLStream)
+        assert await stream.receive_some()  # whatever came with the handshake has come by now
+        assert stream.version() == "TLSv1.3"
+        assert not stream.session.has_ticket
+        await trio.aclose_forcefully(stream)
+
+
+async def test_an_encrypted_key_is_told_instead_of_asking_the_terminal(
+    authorities: Authorities, tmp_path: Path
+) -> None:
+    certificate, key = authorities.hub
+    encrypted = str(tmp_path / "encrypted.key")
+    openssl("pkey", "-in", key, "-aes256", "-passout", "pass:x", "-out", encrypted)
+    for make in (
+        partial(server_tls, cert_file=certificate, key_file=encrypted, client_ca_file=None),
+        partial(client_tls, ca_file=None, cert_file=certificate, key_file=encrypted),
+    ):
+        with pytest.raises(ConfigurationError, match="the key is encrypted; store it without a passphrase"):
+            make()
 
 
 async def test_a_hub_without_alpn_is_told_apart(authorities: Authorities) -> None:
@@ -380,15 +753,14 @@ async def test_a_client_without_alpn_is_told_apart(authorities: Authorities) -> 
         with suppress(trio.BrokenResourceError):
             assert await stream.receive_some() == b""
         await trio.aclose_forcefully(stream)
-        assert ["ALPN" in str(error) for error in server.refused] == [True]
+        assert ["ALPN" in told for told in await server.refusals(1)] == [True]
 
 
 async def test_a_plain_client_of_a_tls_hub_is_refused(authorities: Authorities) -> None:
     async with served(hub_context(authorities.hub)) as server:
         told = await refusal_of(tcp_dialer(LOCALHOST, server.port))
         assert told.startswith("hub: the ")
-        assert len(server.refused) == 1
-        assert "TLS failed: " in str(server.refused[0])
+        assert (await server.refusals(1))[0].startswith("TLS failed: ")
         # Others are not concerned.
         await use(tcp_dialer(LOCALHOST, server.port, tls=agent_context(authorities.ours.ca)))
 
@@ -468,6 +840,26 @@ async def test_a_hub_that_does_not_shake_hands_is_given_up(
     # It said hello, and closed.
     assert await link.server.receive_some()
     assert await link.server.receive_some() == b""
+
+
+async def test_a_refused_client_that_does_not_hang_up_is_not_waited_for(
+    authorities: Authorities, autojump_clock: MockClock
+) -> None:
+    """It is told at once all the same."""
+    link = new_link()
+    began = trio.current_time()
+    await link.client.send_all(b"\x16\x03\x01\0\x05hello")
+
+    async def accept() -> None:
+        with pytest.raises(Unavailable, match="TLS failed: "):
+            await accept_tls(link.server, hub_context(authorities.hub), "1.2.3.4:5")
+        assert trio.current_time() == began + REFUSAL_DEADLINE
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        assert (await link.client.receive_some()).startswith(b"\x15\x03"), "an alert"
+        assert await link.client.receive_some() == b""
+        assert trio.current_time() == began
 
 
 async def test_a_handshake_that_is_cancelled_closes_its_stream(

@@ -29,6 +29,7 @@ from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
 from hyperframe.frame import Frame, GoAwayFrame
 
+from trio_federation.rpc.sockets import broken_by
 from trio_federation.wire import MAX_RECEIVE
 
 #: Bytes that wait for the socket before senders are made to wait. Small, so that a peer that does not read is noticed
@@ -42,6 +43,8 @@ MOST_WAITING = 16 * 1024 * 1024
 READ_SIZE = 64 * 1024
 #: Seconds for which a closing connection may still write what it has.
 CLOSE_DEADLINE = 1.0
+#: Bytes of a reason that are told a peer whose connection is ended.
+MAX_REASON = 500
 #: Bytes of headers that are taken in one request.
 MAX_HEADERS = 16 * 1024
 #: Calls that a peer may have open at once on one connection.
@@ -365,6 +368,16 @@ class Http2Connection(asyncio.Transport):
             return False
         return True
 
+    def say_goodbye(self, reason: str) -> None:
+        """End the connection, and tell the peer why, in the words that come with HTTP/2's GOAWAY."""
+        if not self._closing:
+            h2 = self.protocol.h2
+            if h2.state_machine.state is not ConnectionState.CLOSED:
+                h2.close_connection(ErrorCodes.NO_ERROR, additional_data=reason.encode("utf-8")[:MAX_REASON])
+                self.protocol.connection.flush()
+            self._ended(reason)
+            self.close()
+
     def _say_goodbye(self) -> None:
         """Tell a peer that has broken the protocol; h2 may have done so itself."""
         h2 = self.protocol.h2
@@ -415,8 +428,7 @@ class Http2Connection(asyncio.Transport):
         self.abort(f"silent for {self._settings.silence_limit:g} s")
 
     def _abort_broken(self, error: Exception) -> None:
-        cause = error.__cause__ or error
-        self.abort(f"the connection broke: {one_line(str(cause)) or type(cause).__name__}")
+        self.abort(one_line(broken_by(error)))
 
     def _ended(self, reason: str) -> None:
         if not self.ended:
