@@ -26,9 +26,10 @@ class Serve(Protocol):
 
 
 class ServeAdmin(Protocol):
-    """Starts an admin server in the test's nursery and returns its port."""
+    """Starts an admin server in the test's nursery and returns its port. `token`: as for `admin_app`; other options are
+    those of `serve_http`."""
 
-    def __call__(self, given: Answers) -> Awaitable[int]: ...
+    def __call__(self, given: Answers, *, token: Callable[[], str] | None = ..., **options: Any) -> Awaitable[int]: ...
 
 
 class Connect(Protocol):
@@ -52,9 +53,9 @@ async def serve(nursery: trio.Nursery) -> Serve:
 
 @pytest.fixture
 async def serve_admin(nursery: trio.Nursery) -> ServeAdmin:
-    async def start(given: Answers) -> int:
-        app = admin_app(given, host="127.0.0.1")
-        port = await nursery.start(partial(serve_http, app, "127.0.0.1", 0, section="admin"))
+    async def start(given: Answers, *, token: Callable[[], str] | None = None, **options: Any) -> int:
+        app = admin_app(given, host="127.0.0.1", token=token)
+        port = await nursery.start(partial(serve_http, app, "127.0.0.1", 0, section="admin", **options))
         assert isinstance(port, int)
         return port
 

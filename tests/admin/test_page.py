@@ -166,6 +166,35 @@ def test_the_page_changes_nothing(document: Document) -> None:
     assert set(re.findall(r"get\([\"'`]([^\"'`?]*)", script)) == {"readyz", "v1/capacity", "v1/place"}
 
 
+def test_the_token_is_asked_for_as_a_secret(document: Document) -> None:
+    controls = {attributes["id"]: attributes for tag, attributes in document.elements if tag == "input"}
+    assert (controls["token"]["type"], controls["token"]["autocomplete"]) == ("password", "off")
+    assert "name" not in controls["token"]
+    assert "value" not in controls["token"]
+    forms = {attributes["id"]: attributes for tag, attributes in document.elements if tag == "form"}
+    assert forms["enter"] == {"class": "ask", "id": "enter", "autocomplete": "off"}  # sent nowhere by the browser
+
+
+def test_the_token_stays_in_the_page_and_goes_to_one_place_only(document: Document) -> None:
+    """Nothing outlives the page, and nothing but the one request carries it."""
+    (script,) = document.inline["script"]
+    assert not re.search(r"sessionStorage|localStorage|indexedDB|cookie|caches|console\.|postMessage|history\.", script)
+    assert re.findall(r"^let token = (.*);$", script, re.MULTILINE) == ['""']
+    (carried,) = re.findall(r".*[Aa]uthorization.*", script)
+    assert carried.strip() == "if (sent) headers.authorization = `Bearer ${sent}`;"
+    assert 'sent = path.startsWith("v1/") ? token : "";' in script
+
+
+def test_the_form_says_what_is_wrong(document: Document) -> None:
+    (script,) = document.inline["script"]
+    assert "if (response.status === 401 && sent && sent === token) refuseToken();" in script
+    assert "This token is wrong" in script
+    (alert,) = [attributes for _, attributes in document.elements if attributes.get("id") == "token-refused"]
+    assert (alert["role"], "hidden" in alert) == ("alert", True)
+    (entry,) = [attributes for _, attributes in document.elements if attributes.get("id") == "entry"]
+    assert "hidden" in entry
+
+
 def test_the_page_takes_the_same_for_well_as_the_command(document: Document) -> None:
     (script,) = document.inline["script"]
     (table,) = re.findall(r"const KINDS = \{(.*?)\};", script)
@@ -202,6 +231,17 @@ def test_every_control_has_a_name(document: Document) -> None:
     assert controls
     assert {control["id"] for control in controls} == labelled
     assert ("html", {"lang": "en"}) in document.elements
+
+
+async def test_the_page_itself_needs_no_token_and_holds_none(
+    serve_admin: ServeAdmin, client: httpx.AsyncClient
+) -> None:
+    token = "the-token-of-the-admin-interface"
+    url = f"http://127.0.0.1:{await serve_admin(answers(), token=lambda: token)}"
+    response = await client.get(f"{url}/", headers={"host": "west.example"})
+    assert (response.status_code, token in response.text) == (200, False)
+    assert response.headers["content-security-policy"] == load_page().policy
+    assert (await client.get(f"{url}/v1/capacity")).status_code == 401
 
 
 async def test_the_page_over_a_socket(serve_admin: ServeAdmin, client: httpx.AsyncClient, html: str) -> None:

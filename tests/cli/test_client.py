@@ -234,7 +234,8 @@ def test_a_peer_that_speaks_something_else_or_hangs_up(said: bytes) -> None:
 
     with peer(serve) as url:
         line = refused(url)
-    assert re.fullmatch(rf": no HTTP answer, or a broken one: .+; is the agent running\? {re.escape(WHERE)}", line)
+    assert re.fullmatch(rf": no HTTP answer, or a broken one: .+; is the agent running\? {re.escape(WHERE)}; .+", line)
+    assert line.endswith("; write https://… where it has [admin.tls]")
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b""])
@@ -245,12 +246,14 @@ def test_a_peer_that_knows_no_tls(said: bytes) -> None:
 
     with peer(serve) as url:
         line = refused(url.replace("http:", "https:"))
-    assert line == f": no TLS answers there; an agent speaks plain HTTP: write {url}"
+    assert line == f": no TLS answers there; an agent speaks plain HTTP unless it has [admin.tls]: write {url}"
 
 
 def test_an_agents_own_port_knows_no_tls(agent: PretendAgent) -> None:
     upper = agent.url.replace("http:", "HTTPS:")
-    assert refused(f"{upper}/west") == f": no TLS answers there; an agent speaks plain HTTP: write {agent.url}/west"
+    plain = f"{agent.url}/west"
+    line = ": no TLS answers there; an agent speaks plain HTTP unless it has [admin.tls]: write "
+    assert refused(f"{upper}/west") == line + plain
 
 
 def test_a_certificate_that_is_not_trusted_is_another_matter() -> None:
@@ -265,8 +268,7 @@ def test_a_certificate_that_is_not_trusted_is_another_matter() -> None:
 
     with peer(serve) as url:
         line = refused(url.replace("http:", "https:"))
-    assert line.startswith(": cannot be reached: ")
-    assert "certificate verify failed" in line
+    assert re.fullmatch(r": its certificate is not accepted: .+; --ca-file FILE names the authority .+", line)
 
 
 def test_a_fault_of_ours_is_not_taken_for_the_peers() -> None:

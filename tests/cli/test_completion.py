@@ -18,6 +18,8 @@ from trio_federation.cli.main import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
 
+PLACE_OPTIONS = ("group", "not-these", "id", "url", "token-file", "ca-file", "timeout", "json", "help")
+
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_scripts(shell: str, call: Call) -> None:
@@ -65,8 +67,11 @@ def completed(line: str, call: Call, monkeypatch: pytest.MonkeyPatch, of: str = 
         ("trio-federation status --u", ["plain,--url"]),
         (
             "trio-federation place --",
-            [f"plain,--{name}" for name in ("group", "not-these", "id", "url", "timeout", "json", "help")],
+            [f"plain,--{name}" for name in PLACE_OPTIONS],
         ),
+        ("trio-federation status --to", ["plain,--token-file"]),
+        ("trio-federation status --token-file run/", ["file,run/"]),
+        ("trio-federation place --ca-file ", ["file,"]),
         ("trio-federation completion ", [f"plain,{shell}" for shell in SHELLS]),
         ("trio-federation check conf", ["file,conf"]),
         ("trio-federation run ", ["file,"]),

@@ -17,14 +17,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trio_federation.admin.answers import Answers
-from trio_federation.admin.api import Refusal, api_routes, error_response, json_response
+from trio_federation.admin.api import MAX_BODY, Refusal, api_routes, error_response, json_response
 from trio_federation.admin.page import load_page
-from trio_federation.admin.protection import host_fault
+from trio_federation.admin.protection import host_fault, token_fault
 from trio_federation.admin.streaming import StreamedResponse, Trouble
 from trio_federation.metrics import CONTENT_TYPE
 
 #: What may be asked for by anybody who can connect, under any name.
 PROBES = frozenset({"/metrics", "/healthz", "/readyz"})
+#: What needs no token besides: the web page, which holds no data and asks for the token itself.
+_WEB_PAGE = "/"
 
 # On every answer, unless it says otherwise itself: it is what it says it is, it is of this moment, it stands in no
 # other page, and a browser finds nothing in it to load or run.
@@ -45,11 +47,13 @@ def metrics_app(answers: Answers) -> ASGIApp:
     return _WithHeaders(_application(_probe_routes(answers), served, _as_text))
 
 
-def admin_app(answers: Answers, *, host: str) -> ASGIApp:
+def admin_app(answers: Answers, *, host: str, token: Callable[[], str] | None = None) -> ASGIApp:
     """What `metrics_app` serves, `/v1/capacity`, `/v1/place` and `/v1/place/ID/outcome`, and the web page on `/`.
 
     `host`: the host that it is bound to, a name or an address. Everything but the probes is answered under that name,
-    localhost, or an IP address only; `protection.py` says why, and what a POST needs besides."""
+    localhost, or an IP address only. `token`: gives the token that counts for the request at hand; then everything but
+    the probes and the page needs `Authorization: Bearer TOKEN`, or is answered with 401, and any name is good.
+    `protection.py` says why, and what a POST needs besides."""
     page = load_page()
 
     async def web_page(request: Request) -> Response:
@@ -59,8 +63,9 @@ def admin_app(answers: Answers, *, host: str) -> ASGIApp:
         "served here are GET /, /metrics, /healthz, /readyz, /v1/capacity and /v1/place, and POST /v1/place and "
         "/v1/place/ID/outcome"
     )
-    routes = [*_probe_routes(answers), *api_routes(answers), Route("/", web_page)]
-    return _WithHeaders(_KnownHostsOnly(_application(routes, served, _as_asked), host))
+    routes = [*_probe_routes(answers), *api_routes(answers), Route(_WEB_PAGE, web_page)]
+    app = _application(routes, served, _as_asked)
+    return _WithHeaders(_TakesBodies(_KnownHostsOnly(app, host) if token is None else _WithTokenOnly(app, token)))
 
 
 #: Makes the answer to a request that is refused, from its path, the status, a line for people, and headers.
@@ -149,8 +154,39 @@ class _WithHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
+class _TakesBodies:
+    """Takes what is left of a request's body before its answer ends, unless all of it is too long. Otherwise whoever is
+    refused would not read why: over HTTP/2 the server takes what comes after an answer for a fault, over HTTP/1 it
+    closes with words unread, and both reset the connection. The body goes nowhere. One that never comes ends with the
+    request's time."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        whole, taken = False, 0
+
+        async def counting_receive() -> Message:
+            nonlocal whole, taken
+            message = await receive()
+            whole = message["type"] != "http.request" or not message.get("more_body", False)
+            taken += len(message.get("body", b""))
+            return message
+
+        async def send_after_the_body(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                while not whole and taken <= MAX_BODY:
+                    await counting_receive()
+            await send(message)
+
+        await self._app(scope, counting_receive, send_after_the_body)
+
+
 class _KnownHostsOnly:
-    """Refuses requests to a host that is not known to be ours, but for the probes. A token would be asked for here."""
+    """Refuses requests to a host that is not known to be ours, but for the probes."""
 
     def __init__(self, app: ASGIApp, own_host: str) -> None:
         self._app = app
@@ -161,5 +197,23 @@ class _KnownHostsOnly:
             text = host_fault(Headers(scope=scope).getlist("host"), self._own_host)
             if text is not None:
                 await _as_asked(scope["path"], 403, text)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _WithTokenOnly:
+    """Refuses requests without the token, but for the probes and the page."""
+
+    def __init__(self, app: ASGIApp, token: Callable[[], str]) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in PROBES and scope["path"] != _WEB_PAGE:
+            given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+            text = token_fault(given, self._token())
+            if text is not None:
+                headers = {"www-authenticate": "Bearer"}
+                await _as_asked(scope["path"], 401, text, headers)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -1,17 +1,21 @@
-"""Whom the admin interface listens to. It has no password yet, and answers on loopback, where every program of this
-machine can reach it; among them browsers, which can be made to ask by any page that somebody looks at. Pure rules about
-headers; where they are applied is `app.py`.
+"""Whom the admin interface listens to. Pure rules about headers; where they are applied is `app.py`.
+
+With a token, whoever sends it; no header of a browser's own making holds it, and no page but ours is given it. Beyond
+loopback there is always one.
+
+Without, it answers on loopback only, but there to every program of this machine; among them browsers, which can be made
+to ask by any page that somebody looks at.
 
 * A page on another site cannot read answers, because no CORS header allows it. It could read them, though, and place
   creates, once its own name resolves to this machine (DNS rebinding). Its requests then carry that name as their Host:
-  so a name that is not known to be ours is refused.
+  so a name that is not known to be ours is refused. With a token, that page would have to know the token: so any name
+  is good.
 * It can send a POST of the kinds that forms send, without asking first. So a POST has to be JSON, which is not one of
-  them, and where it says which page it came from (Origin), that has to be ours.
-
-A token, once there is one, is one more such rule, asked for in the same place."""
+  them, and where it says which page it came from (Origin), that has to be ours. With a token, too."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -19,6 +23,26 @@ from collections.abc import Sequence
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]\s]+)\]|(?P<name>[^:\[\]/?#@\s]+))(?::(?P<port>[0-9]{1,5}))?")
 _ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<host>.+)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+_ASK_WITH = "send Authorization: Bearer TOKEN, with the token of [admin] in the configuration"
+
+
+def token_fault(authorizations: Sequence[bytes], token: str) -> str | None:
+    """Why a request with these Authorization headers is refused, as a line for people, which repeats nothing of them;
+    None where there is one, and it holds `token`. Takes the same time for every token of the same length. An empty
+    `token` is nobody's."""
+    if not authorizations:
+        return f"a token is needed; {_ASK_WITH}"
+    if len(authorizations) > 1:
+        return f"Authorization is given {len(authorizations)} times; give it once"
+    scheme, _, sent = authorizations[0].strip(b" \t").partition(b" ")
+    if scheme.lower() != b"bearer":
+        return f"Authorization is not of the kind Bearer; {_ASK_WITH}"
+    # In bytes, because compare_digest takes no text beyond ASCII, and anything may be sent.
+    if not hmac.compare_digest(sent.lstrip(b" "), token.encode()) or not token:
+        return f"the token is not the one that is asked for; {_ASK_WITH}"
+    return None
 
 
 def host_fault(hosts: Sequence[str], own_host: str) -> str | None:

@@ -13,14 +13,19 @@ worker's own is not good enough for a port that may be bound wide:
 So each connection has a guard, which closes the socket when its time is up, when newer connections need its place, or
 when the server is cancelled; and an error in it is logged and ends with it. HTTP/1 clients that ask for nothing, or
 never finish asking, are closed earlier, by hypercorn's own `keep_alive_timeout`; it counts from the connection's start
-or its last answer, however slowly bytes drip in."""
+or its last answer, however slowly bytes drip in.
+
+Encrypted, a connection begins with a handshake, which has a time of its own. It is made here, so that one that fails
+is no more than a client that went away."""
 
 from __future__ import annotations
 
 import logging
 import math
 import socket
+import ssl
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -33,11 +38,13 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from trio_federation.admin.tls import HandshakeFailed, accept_tls
 from trio_federation.errors import FederationError
 
 log = structlog.get_logger("trio_federation.admin")
 
-#: Seconds that a connection may stay open without a request, or with one that is not complete.
+#: Seconds that a connection may stay open without a request, or with one that is not complete; and again that its
+#: handshake may take.
 IDLE_TIMEOUT = 5.0
 #: Seconds from a connection's start to its first request, and from each request to the end of its answer, which the
 #: client has to read, or to the next request.
@@ -56,6 +63,7 @@ async def serve_http(
     port: int,
     *,
     section: str,
+    tls: Callable[[], ssl.SSLContext] | None = None,
     idle_timeout: float = IDLE_TIMEOUT,
     request_timeout: float = REQUEST_TIMEOUT,
     max_connections: int = MAX_CONNECTIONS,
@@ -64,8 +72,9 @@ async def serve_http(
     """Serve an ASGI application on host:port (port 0: one that is free) until cancelled, and then end at once, whatever
     the clients do. `task_status` reports the port, once connections are accepted.
 
-    `section` is the part of the configuration that the address came from; errors name it. `IDLE_TIMEOUT`,
-    `REQUEST_TIMEOUT` and `MAX_CONNECTIONS` say what the limits mean. Raises FederationError when the address cannot be
+    `section` is the part of the configuration that the address came from; errors name it. `tls` gives the context for a
+    connection that comes now; without it nothing is encrypted. `IDLE_TIMEOUT`, `REQUEST_TIMEOUT` and `MAX_CONNECTIONS`
+    say what the limits mean. Raises FederationError when the address cannot be
     listened on. No failure of a client, a connection or the application ends the server."""
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
@@ -81,7 +90,9 @@ async def serve_http(
     config.include_server_header = False
     config.keep_alive_timeout = idle_timeout
     config.h2_max_concurrent_streams = 4
-    connections = _Connections(app, config, section=section, request_timeout=request_timeout, limit=max_connections)
+    connections = _Connections(
+        app, config, tls, section=section, request_timeout=request_timeout, limit=max_connections
+    )
     task_status.started(listeners[0].socket.getsockname()[1])
     await trio.serve_listeners(connections.serve, listeners)
 
@@ -99,9 +110,19 @@ class _Connection:
 class _Connections:
     """The open connections of one server."""
 
-    def __init__(self, app: ASGIApp, config: Config, *, section: str, request_timeout: float, limit: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: Config,
+        tls: Callable[[], ssl.SSLContext] | None,
+        *,
+        section: str,
+        request_timeout: float,
+        limit: int,
+    ) -> None:
         self._app = app
         self._config = config
+        self._tls = tls
         self._section = section
         self._context = WorkerContext(max_requests=None)
         self._request_timeout = request_timeout
@@ -132,12 +153,17 @@ class _Connections:
         # hypercorn's types describe ASGI more closely than starlette's do, and only the encrypted kind of stream
         wrapped: Any = ASGIWrapper(app)  # type: ignore[arg-type]
         state = ConnectionState({})
-        handler = TCPServer(wrapped, self._config, self._context, state, stream)  # type: ignore[arg-type]
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_guard, stream, connection.time_left, nursery.cancel_scope)
-                await handler.run()
+                spoken: Any = stream
+                if self._tls is not None:
+                    spoken = await accept_tls(stream, self._tls(), within=self._config.keep_alive_timeout)
+                await TCPServer(wrapped, self._config, self._context, state, spoken).run()
                 nursery.cancel_scope.cancel()
+        except* HandshakeFailed as failed:
+            # Scanners do it, and clients that do not trust the certificate: nothing is wrong with us.
+            log.debug("http_connection_failed", server=self._section, error=str(failed.exceptions[0]))
         except* Exception as errors:
             self._tell(errors)
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from trio_federation.cli.client import Count, Headroom, Question, ask, asks_an_agent, read
+from trio_federation.cli.client import Access, Count, Headroom, Question, ask, asks_an_agent, read
 from trio_federation.cli.tables import (
     Column,
     Line,
@@ -79,6 +79,7 @@ def place(
     not_these: tuple[str, ...],
     placement_id: str | None,
     url: str,
+    access: Access,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -107,7 +108,7 @@ def place(
         if not_these:
             parameters["not_these"] = ",".join(not_these)
         question, form = Question("/v1/place", parameters), Placement
-    (answer,) = ask(url, [question], timeout)
+    (answer,) = ask(url, [question], timeout, access=access)
     placement = read(url, question, answer, form)
     if as_json:
         show_json(answer)

@@ -9,7 +9,7 @@ from typing import Annotated
 import click
 import msgspec
 
-from trio_federation.cli.client import Count, Headroom, Question, ask, asks_an_agent, read, refusal
+from trio_federation.cli.client import Access, Count, Headroom, Question, ask, asks_an_agent, read, refusal
 from trio_federation.cli.tables import (
     Column,
     Line,
@@ -128,7 +128,7 @@ class Nothing(msgspec.Struct):
 @asks_an_agent
 @click.option("--namespace", help="Only the records of this namespace.")
 @click.option("--env", help="Only the records of envs of this name.")
-def status(url: str, timeout: float, as_json: bool, namespace: str | None, env: str | None) -> None:
+def status(url: str, access: Access, timeout: float, as_json: bool, namespace: str | None, env: str | None) -> None:
     """Show how a running agent is, and the capacity that it knows.
 
     An agent that is not ready says why, and is an answer as good as any other: exit code 0. A hub without an agent
@@ -138,7 +138,7 @@ def status(url: str, timeout: float, as_json: bool, namespace: str | None, env: 
         raise click.UsageError("--env needs --namespace, too: an env is named by both.")
     narrow = {name: value for name, value in (("namespace", namespace), ("env", env)) if value is not None}
     questions = [Question("/readyz", statuses=(200, 503)), Question("/v1/capacity", narrow, statuses=(200, 404))]
-    answers = ask(url, questions, timeout)
+    answers = ask(url, questions, timeout, access=access)
     known: Known | Nothing
     readiness = read(url, questions[0], answers[0], Readiness)
     if "records" in answers[1]:
