@@ -28,7 +28,7 @@ from benchmarks.measure import Figure
 #: Each a module of this package with `run(*, quick: bool) -> list[Figure]`, imported only when it is run, so that none
 #: costs another one memory or threads.
 BENCHMARKS = (
-    "core", "codec", "latency", "hub", "exposition", "startup", "simulation", "placement", "kubernetes",
+    "core", "codec", "latency", "hub", "identity", "exposition", "startup", "simulation", "placement", "kubernetes",
     "kubernetes_status",
 )  # fmt: skip
 

@@ -56,9 +56,13 @@ HUBS: dict[str, HubFactory] = {
 _EACH = '[metrics]\nbind = "127.0.0.1:0"\n[admin]\nbind = "127.0.0.1:0"\n[log]\nlevel = "info"\nformat = "json"\n'
 
 
+#: A reporter here sends in a second what a cluster does in minutes.
+_NO_LIMITS = "[hub.limits]\nconnections = 10000\nmessage_rate = 1000000\nrecord_rate = 1000000000\n"
+
+
 def hub_config() -> str:
     """The configuration file of a hub."""
-    return _hub_table(0) + _EACH
+    return _hub_table(0) + _NO_LIMITS + _EACH
 
 
 def agent_config(cluster_id: str, port: int, source: str, *, hub: bool = False) -> str:

@@ -27,7 +27,7 @@ from trio_federation.clock import BootClock, Clock, trio_clock
 from trio_federation.config import Federation, HubSettings, PlacementSettings
 from trio_federation.health import why_not_ready
 from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource
-from trio_federation.identity import call_metadata
+from trio_federation.identity import OwnIdentity
 from trio_federation.isolation import Body, Watch, on_own_loop, on_this_loop
 from trio_federation.link import HubLink
 from trio_federation.local import LocalTruth, Update
@@ -66,7 +66,8 @@ class Agent:
     `isolated`: whether each source and each sink has a thread and a loop of its own; they then follow the time since
     boot, as `clock` has to.
     `hubs`: how to dial each hub, by the name that the configuration gives it.
-    `credential`: what proves the cluster to a hub; None where a client certificate does.
+    `credential`: what proves the cluster to a hub, or what gives it at each call; None where a client certificate does.
+    `renewals`: how often it, or the certificate, was replaced so far.
     `clock`: seconds; by default that of the Trio loop in which the agent is made. `generator`: for ids and jitter.
     `standing`: kept by the agent, for its sinks to ask whether it is the one that reports for its cluster; it is made
     outside where they are, and must be no other agent's. `placement`: the `[placement]` table.
@@ -82,7 +83,8 @@ class Agent:
         filters: Mapping[str, Callable[[], CapacityFilter]] | None = None,
         isolated: bool = False,
         hubs: Mapping[str, Dialer] | None = None,
-        credential: str | None = None,
+        credential: str | Callable[[], str | None] | None = None,
+        renewals: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
         generator: random.Random | None = None,
         metrics: FederationMetrics | None = None,
@@ -146,7 +148,17 @@ class Agent:
             *self._make_sources(sources or {}, filters or {}),
             *self._make_sinks(sinks or {}),
         ]
-        self.links = self._make_links(hubs or {}, credential) if cluster_id is not None else []
+        #: by source, the uid of the cluster that it reads, where it says one
+        self._uids: dict[str, str] = {}
+        self._uids_differ = False
+        #: what hubs are told of it
+        self.identity = OwnIdentity(
+            self.registry.local_cluster_id,
+            self.instance,
+            credential if callable(credential) else lambda: credential,
+            renewals,
+        )
+        self.links = self._make_links(hubs or {}) if cluster_id is not None else []
         self.metrics.configured(
             hubs=[link.name for link in self.links],
             sources=list(self.source_accounts),
@@ -195,7 +207,7 @@ class Agent:
             made.append((name, runner.run, account))
         return made
 
-    def _make_links(self, hubs: Mapping[str, Dialer], credential: str | None) -> list[HubLink]:
+    def _make_links(self, hubs: Mapping[str, Dialer]) -> list[HubLink]:
         assert self.cluster_id is not None
         links = []
         for name, dial in hubs.items():
@@ -209,7 +221,7 @@ class Agent:
                     dial,
                     reporter,
                     watcher,
-                    metadata=call_metadata(self.cluster_id, self.instance, credential),
+                    identity=self.identity,
                     keepalive=self.settings.keepalive,
                     silence_limit=self.settings.silence_limit,
                     clock=self._clock,
@@ -378,6 +390,8 @@ class Agent:
         async for batch in self._at_intake:
             now, source = self._clock(), batch.source
             if isinstance(batch, Collected):
+                if batch.cluster_uid is not None:
+                    self._take_uid(source, batch.cluster_uid)
                 for update in self._truth.collecting(
                     source, batch.records, batch.observed_at, now, batch.reports, unknown=batch.unknown
                 ):
@@ -387,6 +401,16 @@ class Agent:
             else:
                 reports, observed_at = batch.reports, batch.observed_at
                 self._take(source, self._truth.pushed(source, batch.changes, now, reports, observed_at=observed_at))
+
+    def _take_uid(self, source: str, uid: str) -> None:
+        """A source says which cluster it reads. Of several that differ, the first in the configuration counts."""
+        self._uids[source] = uid
+        first, *others = (name for name in self.source_accounts if name in self._uids)
+        other = next((name for name in others if self._uids[name] != self._uids[first]), None)
+        if other is not None and not self._uids_differ:
+            log.warning("cluster_uids_differ", source=first, other=other)
+        self._uids_differ = other is not None
+        self.identity.uid = self._uids[first]
 
     def _take(self, source: str, update: Update) -> None:
         """What a step of a source came to, for all who have to know."""

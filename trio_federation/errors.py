@@ -46,6 +46,12 @@ class TooManyPings(Unavailable):
     """The peer closed the connection because it was asked for signs of life too often (HTTP/2 ENHANCE_YOUR_CALM)."""
 
 
+class DeadlineExceeded(Unavailable):
+    """What had to come by a certain time has not, for instance the first message of a call."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
 class Unauthenticated(RpcError):
     """The credential is missing, malformed or wrong."""
 

@@ -38,6 +38,21 @@ EVENTS: dict[str, dict[str, Event]] = {
             ("note",),
             "Read the note; `trio-federation check` shows it, too.",
         ),
+        "reloaded": Event("info", "Files that have changed were read again, and count from now on.", ("what",)),
+        "reload_failed": Event(
+            "warning",
+            "Files have changed, and cannot be used as they are now; what was there before still counts. Told once for "
+            "each fault, when two looks in a row have found it; tried again every two seconds.",
+            ("what", "error", "kept"),
+            "See the error. `trio_federation_reloads_total` counts them.",
+        ),
+        "certificate_expires": Event(
+            "warning",
+            "A certificate runs out within 30 days, 7 days or a day, or has run out; told once for each of these, and "
+            "daily in the end.",
+            ("certificate", "file", "subject", "days_left"),
+            "Renew it, and replace the file; it is read again by itself.",
+        ),
         "single_cluster": Event(
             "info",
             "The agent takes part in no federation: it has no cluster id, no hub or no credential.",
@@ -56,6 +71,12 @@ EVENTS: dict[str, dict[str, Event]] = {
             "kind, and a summary ever more rarely while it goes on.",
             ("hub", "call", "error", "retry_in", *_SUMMED),
             "See the error: address, certificate, secret, cluster id; and whether the hub runs.",
+        ),
+        "cluster_uids_differ": Event(
+            "warning",
+            "Two sources say that they read different clusters. The first one's word is told to the hubs.",
+            ("source", "other"),
+            "Let each agent read one cluster; see [[source]].",
         ),
         "hub_is_older": Event(
             "warning",
@@ -158,13 +179,17 @@ EVENTS: dict[str, dict[str, Event]] = {
         ),
     },
     "The hub": {
-        "reporter_came": Event("info", "An agent reports from now on.", ("cluster", "instance", "peer")),
+        "reporter_came": Event(
+            "info",
+            "An agent reports from now on. `credential` is what has proven it.",
+            ("cluster", "instance", "peer", "credential"),
+        ),
         "reporter_left": Event(
             "info",
             "A report has ended: with a goodbye, replaced by a newer call, or lost.",
             ("cluster", "peer", "said_goodbye", "replaced"),
         ),
-        "watcher_came": Event("info", "An agent watches from now on.", ("cluster", "peer")),
+        "watcher_came": Event("info", "An agent watches from now on.", ("cluster", "peer", "credential")),
         "watcher_left": Event(
             "info",
             "A watch has ended; `conflated` changes had been replaced by newer ones while it was slow.",
@@ -174,7 +199,40 @@ EVENTS: dict[str, dict[str, Event]] = {
             "info",
             "A call was refused. A line for the first of its kind.",
             ("cluster", "peer", "status", "error"),
-            "UNAUTHENTICATED: compare the secrets. ALREADY_EXISTS: two agents use one cluster id.",
+            "UNAUTHENTICATED, PERMISSION_DENIED: see its credential. ALREADY_EXISTS: two agents use one cluster id, or "
+            "one cluster has two. RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED: see [hub.limits].",
+        ),
+        "call_ended": Event(
+            "info",
+            "A call that was open was ended by this hub: what has proven it is on the deny list now, or the peer went "
+            "over a limit.",
+            ("cluster", "peer", "status", "error"),
+        ),
+        "credential_mixed_up": Event(
+            "warning",
+            "A refused call has sent a token where only the shared secret counts, or the hub's own secret where only "
+            "tokens do. Told once for each cluster.",
+            ("cluster", "peer", "error"),
+            "Give the agent what the error says.",
+        ),
+        "policy_breach": Event(
+            "warning",
+            "A cluster has reported what [[hub.policy]] does not allow; it was dropped, or cut. Told once for each "
+            "cluster and reason; all of them are counted in `trio_federation_hub_policy_breaches_total`.",
+            ("cluster", "reason", "detail", "told"),
+            "Mend what the agent reports, or the policy.",
+        ),
+        "deny_line_ignored": Event(
+            "warning",
+            "A line of the deny list cannot be read, and denies nobody; the other lines count.",
+            ("file", "error"),
+            "Mend the line: CLUSTER, or CLUSTER.SERIAL.",
+        ),
+        "connection_refused": Event(
+            "warning",
+            "An address has as many connections open as one may have; the next ones are refused. Told once a minute.",
+            ("peer", "connections"),
+            "See what connects from there, or raise [hub.limits] connections.",
         ),
         "handshake_failed": Event(
             "info", "A TLS handshake has failed.", ("peer", "error"), "See the error; port scanners cause it, too."

@@ -115,6 +115,13 @@ class CapacitySource(_Lifecycle, abc.ABC):
         whose parts can fail one by one; where nothing at all is known, `collect()` raises."""
         return ()
 
+    def cluster_uid(self) -> str | None:
+        """What tells the cluster that it reads from every other, whatever its cluster id says, or None (the default)
+        where it is not known: for Kubernetes, the UID of the namespace kube-system. 1 to 128 letters, digits, and any
+        of ". _ : -". Asked right after each `collect()`, so it answers at once, from memory. With it, hubs refuse one
+        cluster that is set up under two ids; it may change when the cluster was built anew."""
+        return None
+
     def troubles(self) -> Sequence[Trouble]:
         """What keeps it, at this moment, from telling everything, in an order that stays: a right that is missing, a
         server that does not answer. Asked together with `is_live()`, and shown in the log, in `/readyz` and as a metric

@@ -1,31 +1,36 @@
 """The hub: takes in what every cluster reports, keeps the newest of it for a while, and relays it to everybody who
 watches. Supervision and fan-out only: which sample is newer is `samples.py`, who may report `sessions.py`, who is who
-`identity.py`.
+`identity.py`, what they may say and see `policy.py`, how much of it at a time `limits.py`.
 
-    report call ──bytes──▶ changes, stamped with the caller ──▶ SampleTable ──news──▶ each watcher's Outbox ──▶ its call
+    report call ──bytes──▶ changes, stamped with the caller ──▶ what its policy admits ──▶ SampleTable
+                ──news──▶ what each watcher's policy shows it ──▶ its Outbox ──▶ its call
 
 A watcher's outbox holds the newest change per identity and no more; a slow watcher waits in its own task, and costs the
 others nothing."""
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import trio
 
-from trio_federation.capacity import Capacity, Change, Fault, Identity
+from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import HubSettings
-from trio_federation.errors import AlreadyExists, RpcError, Unavailable
-from trio_federation.identity import CLUSTER_KEY, Caller, authenticate
+from trio_federation.errors import AlreadyExists, DeadlineExceeded, ResourceExhausted, RpcError, Unavailable
+from trio_federation.identity import CLUSTER_KEY, Caller, Trusted, denied_error, identify, is_denied, mixed_up
+from trio_federation.limits import Limiter
 from trio_federation.metrics import FederationMetrics
-from trio_federation.outbox import Outbox, newest, without_cluster
+from trio_federation.outbox import Outbox, cluster_of, newest, without_cluster
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
+from trio_federation.policy import Breach, Policies, Policy
 from trio_federation.rpc import (
     ConnectionSettings,
     FederationServer,
@@ -37,61 +42,141 @@ from trio_federation.rpc import (
 )
 from trio_federation.samples import SampleTable
 from trio_federation.sessions import Session, Sessions
-from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, changes_of
+from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, RecordMessage, changes_of
 
 log = structlog.get_logger("trio_federation.hub")
+
+_M = TypeVar("_M")
 
 #: Bytes in flight from one reporter: a cluster with many pools should not have to wait for the network's round trips.
 _REPORT_WINDOW = 256 * 1024
 #: Pairs of cluster and reason for which a dropped record or a refused call is told in the log.
 _MOST_TOLD = 1000
-
+#: Connections that are open at once only to be told that they are too many; others are closed without a word.
+_MOST_REFUSED = 64
+#: Seconds between warnings about addresses with too many connections.
+_WARNING_INTERVAL = 60.0
 
 #: Records that are grouped in one go.
 _PAUSE_EVERY = 500
 
 
+class _News:
+    """Changes of one cluster on their way to all watchers: the newest of each identity."""
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self.changes = newest(changes)
+        #: how many there were, of which these are the newest
+        self.offered = len(changes)
+        #: what a policy lets its clusters see is the same for all of them
+        self._visible: dict[Policy, Mapping[Identity, Change]] = {}
+
+    def visible(self, policy: Policy) -> Mapping[Identity, Change]:
+        """What the clusters of a policy may see of them."""
+        if policy.sees_all:
+            return self.changes
+        found = self._visible.get(policy)
+        if found is None:
+            found = self._visible[policy] = policy.visible(self.changes)
+        return found
+
+
 class _Watcher:
     """Somebody who watches: what waits for them, and how to wake the task that sends it."""
 
-    def __init__(self, spared_cluster: str | None) -> None:
-        self._spared_cluster = spared_cluster
+    def __init__(self, cluster_id: str, policy: Policy, *, spares_own: bool) -> None:
+        self.cluster_id = cluster_id
+        self._policy = policy
+        self._spares_own = spares_own
         self.outbox = Outbox()
         self.something = trio.Event()
 
     def offer(self, changes: Sequence[Change]) -> None:
-        """Changes of any clusters."""
-        if self._spared_cluster is not None:
-            changes = without_cluster(changes, self._spared_cluster)
+        """Changes of any clusters, the newest of each identity."""
+        if self._spares_own:
+            changes = without_cluster(changes, self.cluster_id)
+        if not self._policy.sees_all:
+            see = self._policy.may_see
+            changes = [each for each in changes if cluster_of(each) == self.cluster_id or see(*each.identity[1:3])]
         if changes:
             self.outbox.offer(changes)
             self.something.set()
 
-    def offer_newest(self, cluster_id: str, changes: Mapping[Identity, Change], offered: int) -> None:
+    def offer_newest(self, cluster_id: str, news: _News) -> None:
         """Changes of one cluster, as an outbox takes them that are for many."""
-        if cluster_id != self._spared_cluster:
-            self.outbox.offer_newest(changes, offered)
+        if cluster_id == self.cluster_id:
+            changes: Mapping[Identity, Change] = {} if self._spares_own else news.changes
+        else:
+            changes = news.visible(self._policy)
+        if changes:
+            self.outbox.offer_newest(changes, news.offered if changes is news.changes else len(changes))
             self.something.set()
+
+
+class _Served:
+    """A call that is being served: whose it is, and what ends it."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.scope = trio.CancelScope()
+        #: why the hub has ended it
+        self.ended: RpcError | None = None
+
+    def end(self, why: RpcError) -> None:
+        """End it, and tell its caller why."""
+        self.ended = why
+        self.scope.cancel()
+
+
+class _Store(SampleTable):
+    """The records of every cluster, and how many there are of each."""
+
+    def __init__(self, settings: HubSettings) -> None:
+        super().__init__(ttl=settings.ttl, tombstone_ttl=settings.ttl, silence_limit=settings.silence_limit)
+        #: by cluster; no entry for none
+        self.counts: dict[str, int] = {}
+
+    def record_added(self, record: Capacity) -> None:
+        self.counts[record.cluster_id] = self.counts.get(record.cluster_id, 0) + 1
+
+    def record_removed(self, record: Capacity) -> None:
+        count = self.counts[record.cluster_id] - 1
+        if count:
+            self.counts[record.cluster_id] = count
+        else:
+            del self.counts[record.cluster_id]
 
 
 class Hub:
     """One hub process.
 
-    `settings`: the `[hub]` table, with a secret. `clock`: seconds, trio's own by default. Calls are served inside
-    `run`; streams come from listeners (`listen`) or from anywhere else (`serve`)."""
+    `settings`: the `[hub]` table. `trusted`: what it takes for proof; by default what the settings hold, and nobody is
+    denied. `clock`: seconds, trio's own by default. Calls are served inside `run`; streams come from listeners
+    (`listen`) or from anywhere else (`serve`). Raises ValueError where a secret is missing that its ways need."""
 
     def __init__(
-        self, settings: HubSettings, *, clock: Clock | None = None, metrics: FederationMetrics | None = None
+        self,
+        settings: HubSettings,
+        *,
+        trusted: Trusted | None = None,
+        clock: Clock | None = None,
+        metrics: FederationMetrics | None = None,
     ) -> None:
-        if settings.secret is None:
-            raise ValueError("a hub needs a secret")
         self.settings = settings
         self.metrics = metrics if metrics is not None else FederationMetrics()
-        self._secret = settings.secret
+        self._trusted = trusted if trusted is not None else trusted_by(settings)
+        if not self._trusted.secrets and any(way != "certificate" for way in self._trusted.accept):
+            raise ValueError("a hub needs a secret")
         self._clock = clock if clock is not None else trio_clock()
-        self._store = SampleTable(ttl=settings.ttl, tombstone_ttl=settings.ttl, silence_limit=settings.silence_limit)
+        self._store = _Store(settings)
         self._sessions = Sessions(silence_limit=settings.silence_limit, grace=settings.grace, forget_after=settings.ttl)
-        self._report_scopes: dict[Session, trio.CancelScope] = {}
+        self._policies = Policies(settings.policy)
+        self._limiter = Limiter(settings.limits)
+        # Both in the order of their coming: dicts, since a set's order differs from run to run.
+        self._served: dict[_Served, None] = {}
+        self._reports: dict[Session, _Served] = {}
+        self._connections_refused = 0
+        self._warned_at = -math.inf
         # In the order of their coming: a dict, since a set's order differs from run to run.
         self._watchers: dict[_Watcher, None] = {}
         self._encoder = BroadcastEncoder()
@@ -107,16 +192,31 @@ class Hub:
             ConnectionSettings(
                 keepalive=settings.keepalive, silence_limit=settings.silence_limit, stream_window=_REPORT_WINDOW
             ),
+            first_call=settings.limits.first_message,
         )
+
+    def trust(self, trusted: Trusted) -> None:
+        """Take something else for proof from now on. Calls that are open go on, whatever has proven them, but for those
+        of whoever is denied now; the records of a cluster that is denied altogether are withdrawn. From the hub's own
+        task, or before `run`."""
+        before, self._trusted = self._trusted, trusted
+        for served in list(self._served):
+            if served.ended is None and is_denied(served.caller, trusted.denied):
+                served.end(denied_error(served.caller, trusted.denied))
+        now = self._clock()
+        for cluster_id in sorted(trusted.denied.clusters - before.denied.clusters):
+            gone = [Withdrawal(each.identity, None) for each in self._store.fresh(now) if each.cluster_id == cluster_id]
+            self._relay(cluster_id, self._store.apply(gone, now))
 
     async def run(
         self,
         listeners: Sequence[trio.SocketListener] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None = None,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until cancelled; every call has ended then."""
+        """Serve until cancelled; every call has ended then. `tls`: a context, or what is asked for one at each
+        handshake; None for plain text."""
         async with open_bridge(), trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._forget)
@@ -152,6 +252,10 @@ class Hub:
             "reporters": self._sessions.live(),
             "watchers": len(self._watchers),
             "records": self._store.held()["records"],
+            "credentials": {
+                session.cluster_id: served.caller.credential
+                for session, served in sorted(self._reports.items(), key=lambda item: item[0].cluster_id)
+            },
         }
 
     def _waiting(self) -> int:
@@ -162,21 +266,65 @@ class Hub:
 
     # Connections.
 
-    async def _accept(self, tls: ssl.SSLContext | None, stream: trio.SocketStream) -> None:
+    async def _accept(
+        self, tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None, stream: trio.SocketStream
+    ) -> None:
+        peer = peer_name(stream)
+        address = peer.rpartition(":")[0]
+        if not self._limiter.open_connection(address):
+            await self._refuse_connection(tls, stream, address)
+            return
+        try:
+            await self._serve_socket(tls, stream)
+        finally:
+            self._limiter.close_connection(address)
+
+    async def _refuse_connection(
+        self, tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None, stream: trio.SocketStream, address: str
+    ) -> None:
+        """Tell a connection that it is one too many: its calls are answered so, for a moment. Even that costs memory,
+        so it is done for a few at a time."""
+        limit = self.settings.limits.connections
+        if trio.current_time() >= self._warned_at + _WARNING_INTERVAL:
+            self._warned_at = trio.current_time()
+            log.warning("connection_refused", peer=address, connections=limit)
+        self.metrics.call_refused(ResourceExhausted.status)
+        if self._connections_refused >= _MOST_REFUSED:
+            await trio.aclose_forcefully(stream)
+            return
+        self._connections_refused += 1
+        try:
+            await self._serve_socket(
+                tls,
+                stream,
+                ResourceExhausted(
+                    f"{address} has {limit} connections open, and more are not served; end some, or raise connections "
+                    "in the hub's [hub.limits]"
+                ),
+            )
+        finally:
+            self._connections_refused -= 1
+
+    async def _serve_socket(
+        self,
+        tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None,
+        stream: trio.SocketStream,
+        refusal: RpcError | None = None,
+    ) -> None:
         if tls is None:
-            await self._serve(stream)
+            await self._serve(stream, refusal)
             return
         peer = peer_name(stream)
         try:
-            over_tls = await accept_tls(stream, tls, peer)
+            over_tls = await accept_tls(stream, tls if isinstance(tls, ssl.SSLContext) else tls(), peer)
         except Unavailable as error:
             log.info("handshake_failed", peer=peer, error=error.message)
             return
-        await self._serve(over_tls)
+        await self._serve(over_tls, refusal)
 
-    async def _serve(self, stream: trio.abc.Stream) -> None:
+    async def _serve(self, stream: trio.abc.Stream, refusal: RpcError | None = None) -> None:
         try:
-            await self._server.serve(stream)
+            await self._server.serve(stream, refusal)
         except Exception:
             # A fault of ours that one peer has hit: it must not take the hub away from the others.
             log.exception("connection_failed", peer=peer_name(stream))
@@ -188,13 +336,46 @@ class Hub:
             now = self._clock()
             self._store.expire(now)
             self._sessions.forget(now)
+            self._limiter.forget(now)
 
-    def _caller(self, call: IncomingReport | IncomingWatch) -> Caller:
+    @contextmanager
+    def _serving(self, call: IncomingReport | IncomingWatch) -> Iterator[_Served]:
+        """Let a call in, or refuse it, and keep it until it ends. Whatever ends it against its will is raised."""
         try:
-            return authenticate(call.metadata, self._secret.reveal())
+            caller = identify(call.metadata, call.names, self._trusted)
+            self._limiter.open_call(caller.cluster_id)
         except RpcError as error:
             self._refuse(call, error)
             raise
+        served = _Served(caller)
+        self._served[served] = None
+        try:
+            with served.scope:
+                yield served
+        except (ResourceExhausted, DeadlineExceeded) as error:
+            self._tell_ended(call, caller, error)
+            raise
+        finally:
+            del self._served[served]
+            self._limiter.close_call(caller.cluster_id)
+        if served.scope.cancelled_caught and served.ended is not None:
+            self._tell_ended(call, caller, served.ended)
+            raise served.ended
+
+    def _tell_ended(self, call: IncomingReport | IncomingWatch, caller: Caller, error: RpcError) -> None:
+        if isinstance(error, AlreadyExists):
+            return  # replaced, of which the end of its report tells
+        self.metrics.call_refused(error.status)
+        tell = log.info if self._first_time(caller.cluster_id, f"ended:{error.status}") else log.debug
+        tell("call_ended", cluster=caller.cluster_id, peer=call.peer, status=error.status, error=error.message)
+
+    async def _first_message(self, receive: Callable[[], Awaitable[_M]]) -> _M:
+        limit = self.settings.limits.first_message
+        with trio.move_on_after(limit):
+            return await receive()
+        raise DeadlineExceeded(
+            f"this call had no message within {limit:g} s; send one, or raise first_message in the hub's [hub.limits]"
+        )
 
     def _refuse(self, call: IncomingReport | IncomingWatch, error: RpcError) -> None:
         """Count a refusal; a line for the first of its kind, as a refused agent comes again and again."""
@@ -202,54 +383,87 @@ class Hub:
         cluster_id = call.metadata.get(CLUSTER_KEY, "")[:63]
         tell = log.info if self._first_time(cluster_id, error.status) else log.debug
         tell("call_refused", cluster=cluster_id, peer=call.peer, status=error.status, error=error.message)
+        mistaken = mixed_up(call.metadata, self._trusted)
+        if mistaken is not None and self._first_time(cluster_id, "mixed_up"):
+            log.warning("credential_mixed_up", cluster=cluster_id, peer=call.peer, error=mistaken)
 
     # Reports.
 
     async def _report(self, call: IncomingReport) -> None:
-        caller = self._caller(call)
-        session = self._open_session(call, caller)
-        said_goodbye = False
-        try:
-            with trio.CancelScope() as scope:
-                self._report_scopes[session] = scope
-                self.metrics.reporters(self._sessions.live())
-                log.info("reporter_came", cluster=caller.cluster_id, instance=caller.instance, peer=call.peer)
+        with self._serving(call) as served:
+            caller = served.caller
+            policy = self._policies.of(caller.cluster_id)
+            session = self._open_session(call, served)
+            said_goodbye = False
+            try:
+                self._show_reporters()
+                log.info(
+                    "reporter_came",
+                    cluster=caller.cluster_id,
+                    instance=caller.instance,
+                    peer=call.peer,
+                    credential=caller.credential,
+                )
                 await call.accept()
-                while (message := await call.receive()) is not None:
+                message = await self._first_message(call.receive)
+                while message is not None:
                     now = self._clock()
-                    received = changes_of(message, now, caller.cluster_id)
-                    if received.refused:
-                        self._refused(caller.cluster_id, received.refused)
+                    # A row that names an origin costs as much as a record.
+                    self._limiter.message(caller.cluster_id, len(message.items) + len(message.origins), now)
                     if not self._sessions.is_current(session):
-                        break  # replaced in this very moment: late data changes nothing
-                    self._relay(caller.cluster_id, self._store.apply(received.changes, now))
-                else:
-                    said_goodbye = True
-                    await call.answer()
-            if not said_goodbye:
-                raise AlreadyExists(f"cluster {caller.cluster_id!r} is reported by a newer call")
-        finally:
-            del self._report_scopes[session]
-            replaced = not self._sessions.is_current(session)
-            self._sessions.close(session, self._clock(), said_goodbye=said_goodbye)
-            self.metrics.reporters(self._sessions.live())
-            log.info(
-                "reporter_left", cluster=caller.cluster_id, peer=call.peer, said_goodbye=said_goodbye, replaced=replaced
-            )
+                        # Replaced in this very moment: late data changes nothing.
+                        raise _replaced(caller.cluster_id)
+                    self._take(caller.cluster_id, policy, message, now)
+                    message = await call.receive()
+                said_goodbye = True
+                await call.answer()
+            finally:
+                del self._reports[session]
+                replaced = not self._sessions.is_current(session)
+                self._sessions.close(session, self._clock(), said_goodbye=said_goodbye)
+                self._show_reporters()
+                log.info(
+                    "reporter_left",
+                    cluster=caller.cluster_id,
+                    peer=call.peer,
+                    said_goodbye=said_goodbye,
+                    replaced=replaced,
+                )
 
-    def _open_session(self, call: IncomingReport, caller: Caller) -> Session:
+    def _take(self, cluster_id: str, policy: Policy, message: RecordMessage, now: float) -> None:
+        """Take in what a cluster says, as far as it may say so, and pass on what is news."""
+        received = changes_of(message, now, cluster_id)
+        if received.refused:
+            self._refused(cluster_id, received.refused)
+        if policy.unrestricted:
+            self._relay(cluster_id, self._store.apply(received.changes, now))
+            return
+        self._store.expire(now)
+        news: list[Change] = []
+        for step in policy.steps(received.changes):
+            admitted = policy.admit(step, self._store.counts.get(cluster_id, 0), self._store.holds)
+            if admitted.breaches:
+                self._breached(cluster_id, admitted.breaches)
+            news += self._store.apply(admitted.changes, now)
+        self._relay(cluster_id, news)
+
+    def _open_session(self, call: IncomingReport, served: _Served) -> Session:
         # Sessions think in the hub's clock, connections in trio's; what counts is how long ago it was.
         def heard() -> float:
             return self._clock() - (trio.current_time() - call.last_received)
 
+        caller = served.caller
         hidden = self._sessions.hides(caller.cluster_id, self._clock())
         try:
-            opened = self._sessions.open(caller.cluster_id, caller.instance, call.peer, heard, self._clock())
+            opened = self._sessions.open(
+                caller.cluster_id, caller.instance, call.peer, heard, self._clock(), caller.uid
+            )
         except AlreadyExists as error:
             self._refuse(call, error)
             raise
-        if opened.replaced is not None:
-            self._report_scopes[opened.replaced].cancel()
+        for replaced in opened.replaced:
+            self._reports[replaced].end(_replaced(replaced.cluster_id))
+        self._reports[opened.session] = served
         if hidden:
             # Whoever came to watch while it was gone was not shown its records.
             now = self._clock()
@@ -257,12 +471,16 @@ class Hub:
             self._relay(caller.cluster_id, again)
         return opened.session
 
+    def _show_reporters(self) -> None:
+        self.metrics.reporters(self._sessions.live())
+        self.metrics.reporters_by_credential(Counter(served.caller.way for served in self._reports.values()))
+
     def _relay(self, cluster_id: str, news: Sequence[Change]) -> None:
         """Tell everybody who watches, and is not spared it, of news of one cluster."""
         if news:
-            by_identity = newest(news)
+            told = _News(news)
             for watcher in self._watchers:
-                watcher.offer_newest(cluster_id, by_identity, len(news))
+                watcher.offer_newest(cluster_id, told)
 
     def _refused(self, cluster_id: str, faults: Sequence[Fault]) -> None:
         for reason, count in Counter(fault.reason for fault in faults).items():
@@ -270,6 +488,12 @@ class Hub:
         for fault in faults:
             if self._first_time(cluster_id, fault.reason):
                 log.warning("record_dropped", cluster=cluster_id, reason=fault.reason, detail=fault.detail, told="once")
+
+    def _breached(self, cluster_id: str, breaches: Mapping[str, Breach]) -> None:
+        for reason, breach in breaches.items():
+            self.metrics.policy_breach(cluster_id, reason, breach.count)
+            if self._first_time(cluster_id, reason):
+                log.warning("policy_breach", cluster=cluster_id, reason=reason, detail=breach.detail, told="once")
 
     def _first_time(self, cluster_id: str, what: str) -> bool:
         """Whether something about a cluster is told for the first time; bounded, as ids may be anything."""
@@ -281,30 +505,33 @@ class Hub:
     # Watches.
 
     async def _watch(self, call: IncomingWatch) -> None:
-        caller = self._caller(call)
-        request = await call.request()
-        watcher = _Watcher(caller.cluster_id if request.spare_own_cluster else None)
-        # Both in one step: nothing that comes in can fall between the snapshot and what follows it.
-        self._watchers[watcher] = None
-        watcher.offer(self._everything())
-        self.metrics.watchers(len(self._watchers))
-        log.info("watcher_came", cluster=caller.cluster_id, peer=call.peer)
-        try:
-            if not watcher.outbox:
-                # A snapshot all the same, so that the watcher knows that it has everything there is.
-                await self._send(call, FederationBroadcast())
-            while True:
-                if not watcher.outbox:
-                    watcher.something = trio.Event()
-                    await watcher.something.wait()
-                changes = watcher.outbox.take(AT_ONCE)
-                for message in self._encoder.messages(changes, self._clock()):
-                    await self._send(call, message)
-        finally:
-            del self._watchers[watcher]
-            self._conflated += watcher.outbox.conflated
+        with self._serving(call) as served:
+            caller = served.caller
+            request = await self._first_message(call.request)
+            self._limiter.message(caller.cluster_id, 0, self._clock())
+            policy = self._policies.of(caller.cluster_id)
+            watcher = _Watcher(caller.cluster_id, policy, spares_own=request.spare_own_cluster)
+            # Both in one step: nothing that comes in can fall between the snapshot and what follows it.
+            self._watchers[watcher] = None
+            watcher.offer(self._everything())
             self.metrics.watchers(len(self._watchers))
-            log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
+            log.info("watcher_came", cluster=caller.cluster_id, peer=call.peer, credential=caller.credential)
+            try:
+                if not watcher.outbox:
+                    # A snapshot all the same, so that the watcher knows that it has everything there is.
+                    await self._send(call, FederationBroadcast())
+                while True:
+                    if not watcher.outbox:
+                        watcher.something = trio.Event()
+                        await watcher.something.wait()
+                    changes = watcher.outbox.take(AT_ONCE)
+                    for message in self._encoder.messages(changes, self._clock()):
+                        await self._send(call, message)
+            finally:
+                del self._watchers[watcher]
+                self._conflated += watcher.outbox.conflated
+                self.metrics.watchers(len(self._watchers))
+                log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
 
     async def _send(self, call: IncomingWatch, message: FederationBroadcast | EncodedBroadcast) -> None:
         """Send a message, or end a watch that takes none for a whole TTL, in which everything of it has run out.
@@ -323,3 +550,14 @@ class Hub:
     def _shown(self, now: float) -> Iterator[Capacity]:
         """Records that newcomers are told: those of a reporter that has vanished only during the grace."""
         return (record for record in self._store.fresh(now) if not self._sessions.hides(record.cluster_id, now))
+
+
+def trusted_by(settings: HubSettings) -> Trusted:
+    """What a hub takes for proof by its settings alone, without the files that are read again."""
+    secrets = () if settings.secret is None else (settings.secret.reveal(),)
+    cluster_san = settings.tls.cluster_san if settings.tls is not None else None
+    return Trusted(settings.accept, secrets, cluster_san=cluster_san)
+
+
+def _replaced(cluster_id: str) -> AlreadyExists:
+    return AlreadyExists(f"cluster {cluster_id!r} is reported by a newer call")

@@ -12,8 +12,17 @@ import structlog
 import trio
 
 from trio_federation.clock import Clock
-from trio_federation.errors import AlreadyExists, RpcError, TooManyPings, Unavailable, Unimplemented
+from trio_federation.errors import (
+    AlreadyExists,
+    PermissionDenied,
+    RpcError,
+    TooManyPings,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
 from trio_federation.health import HubHealth, Tell
+from trio_federation.identity import OwnIdentity
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
@@ -73,7 +82,7 @@ class _Trouble:
 class HubLink:
     """One hub, for as long as the agent lives.
 
-    `name`: the hub as the configuration names it. `dial`: opens a stream to it. `metadata`: sent with each call.
+    `name`: the hub as the configuration names it. `dial`: opens a stream to it. `identity`: what each call says.
     `clock`: seconds. `standing`: told what the hub says of our reports."""
 
     def __init__(
@@ -83,7 +92,7 @@ class HubLink:
         reporter: Reporter,
         watcher: Watcher,
         *,
-        metadata: Sequence[tuple[str, str]],
+        identity: OwnIdentity,
         keepalive: float,
         silence_limit: float,
         clock: Clock,
@@ -96,7 +105,12 @@ class HubLink:
         self.reporter = reporter
         self.watcher = watcher
         self._dial = dial
-        self._metadata = metadata
+        self._identity = identity
+        identity.changed.append(self._introduce_again)
+        #: how often our credential had been renewed when this connection was dialled
+        self._renewals = 0
+        #: of the open report call, where there is one
+        self._introduction: trio.CancelScope | None = None
         self._keepalive = keepalive
         self._silence_limit = silence_limit
         self._clock = clock
@@ -155,12 +169,18 @@ class HubLink:
 
     async def _connect_once(self) -> NoReturn:
         """One connection, from dialling to its end, which is always an RpcError, alone or in a group."""
+        self._renewals = self._identity.renewals()
         stream = await self._dial()
         self._heard = trio.Event()
         settings = ConnectionSettings(keepalive=self._keepalive, silence_limit=self._silence_limit)
         async with trio.open_nursery() as nursery:
             connection = await HubConnection.open(
-                nursery, stream, peer=self.name, metadata=self._metadata, settings=settings, traffic=self._traffic
+                nursery,
+                stream,
+                peer=self.name,
+                metadata=self._identity.metadata,
+                settings=settings,
+                traffic=self._traffic,
             )
             try:
                 async with trio.open_nursery() as calls:
@@ -189,15 +209,27 @@ class HubLink:
                 self._show(trouble, False)
             if connection.transport.is_closing():
                 raise failure
+            if isinstance(failure, Unauthenticated | PermissionDenied) and self._renewals != self._identity.renewals():
+                # A certificate is shown when a connection begins, so a new one needs a new connection.
+                raise failure
             await self._wait(trouble, failure, began)
 
     async def _report(self, connection: HubConnection) -> None:
-        self._unheeded = 0
-        async with connection.report() as call, trio.open_nursery() as nursery:
-            # A hub answers before the end only to refuse, and that has to be noticed while nothing is being sent.
-            nursery.start_soon(self._wait_answered, call)
-            await self.reporter.report(call, self._reported)
-        self.said_goodbye.set()
+        while True:
+            self._unheeded = 0
+            with trio.CancelScope() as self._introduction:
+                async with connection.report() as call, trio.open_nursery() as nursery:
+                    # A hub answers before the end only to refuse, and that has to be noticed while nothing is being
+                    # sent.
+                    nursery.start_soon(self._wait_answered, call)
+                    await self.reporter.report(call, self._reported)
+                self.said_goodbye.set()
+                return
+
+    def _introduce_again(self) -> None:
+        """Who we are is known better now: an open report call is replaced by another one that says so."""
+        if self._introduction is not None and not self._stopping.is_set():
+            self._introduction.cancel()
 
     async def _wait_answered(self, call: ReportCall) -> None:
         if not await self._wait_accepted(self._reporting, call):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import platform
 import random
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,9 +21,10 @@ from trio_federation.clock import trio_clock
 from trio_federation.config import Config, PluginTable
 from trio_federation.errors import ConfigurationError
 from trio_federation.hub import Hub
+from trio_federation.keyring import Keyring
 from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import PluginManager, table_name
-from trio_federation.rpc import Dialer, client_tls, open_listeners, server_tls, tcp_dialer
+from trio_federation.rpc import Dialer, open_listeners, tcp_dialer
 from trio_federation.standing import Standing
 
 log = structlog.get_logger("trio_federation.process")
@@ -54,7 +54,7 @@ class Running:
 
 def faults(config: Config, plugin_faults: Mapping[str, Callable[[PluginTable], list[str]]]) -> list[str]:
     """What is wrong with a loaded configuration beyond what `config.load` can tell: with the plugins' options, as
-    `plugin_faults` tells by the kind of table, and with the contents of its TLS files. A line each."""
+    `plugin_faults` tells by the kind of table, and with the contents of the files that prove somebody. A line each."""
     tables = {"source": config.source, "sink": config.sink, "filter": config.filter}
     found = [
         f"{config.path}: {line}"
@@ -62,11 +62,10 @@ def faults(config: Config, plugin_faults: Mapping[str, Callable[[PluginTable], l
         for table in each
         for line in plugin_faults[kind](table)
     ]
-    for make in (_client_tls, _server_tls):
-        try:
-            make(config)
-        except ConfigurationError as error:
-            found += [f"{config.path}: {line}" for line in error.faults]
+    try:
+        Keyring(config)
+    except ConfigurationError as error:
+        found += error.faults
     return found
 
 
@@ -84,6 +83,7 @@ async def run(
     goes on."""
     if found := faults(config, plugins.faults_of_the_file):
         raise ConfigurationError(found)
+    keyring = Keyring(config)
     generator = generator if generator is not None else random.SystemRandom()
     for warning in config.warnings:
         log.warning("configuration", note=warning)
@@ -98,8 +98,11 @@ async def run(
     )
     for info in plugins.plugins:
         metrics.plugin_failures(info.name, f"{info.distribution} {info.version}".rstrip(), len(info.failures))
-    agent = _make_agent(config, plugins, generator, metrics) if config.has_agent else None
-    hub = Hub(config.hub, metrics=metrics) if config.hub is not None else None
+    agent = _make_agent(config, plugins, generator, metrics, keyring) if config.has_agent else None
+    hub = None
+    if config.hub is not None:
+        hub = Hub(config.hub, trusted=keyring.trusted(), metrics=metrics)
+        keyring.trusted_changed = hub.trust
     answers = _answers(agent, hub, metrics, config.warnings, [str(failure) for failure in plugins.failures])
     async with trio.open_nursery() as nursery:
         services: list[trio.CancelScope] = []
@@ -108,15 +111,18 @@ async def run(
             metrics_port = await _start(
                 nursery, services, partial(serve_http, metrics_app(answers), at.host, at.port, section="metrics")
             )
-            admin = admin_app(answers, host=admin_at.host)
+            admin = admin_app(answers, host=admin_at.host, token=keyring.admin_token)
             admin_port = await _start(
-                nursery, services, partial(serve_http, admin, admin_at.host, admin_at.port, section="admin")
+                nursery,
+                services,
+                partial(serve_http, admin, admin_at.host, admin_at.port, section="admin", tls=keyring.admin_tls),
             )
             hub_ports: list[int] = []
             if hub is not None:
                 listeners = await open_listeners(hub.settings.bind.host, hub.settings.bind.port)
                 hub_ports = [listener.socket.getsockname()[1] for listener in listeners]
-                await _start(nursery, services, partial(hub.run, listeners, _server_tls(config)))
+                await _start(nursery, services, partial(hub.run, listeners, keyring.server_tls))
+            nursery.start_soon(keyring.keep_fresh, metrics)
             if agent is not None:
                 await nursery.start(agent.run)
             log.info(
@@ -201,7 +207,9 @@ def _answers(
     )
 
 
-def _make_agent(config: Config, plugins: PluginManager, generator: random.Random, metrics: FederationMetrics) -> Agent:
+def _make_agent(
+    config: Config, plugins: PluginManager, generator: random.Random, metrics: FederationMetrics, keyring: Keyring
+) -> Agent:
     clock = trio_clock()
     cluster_id = config.cluster_id or ""
     base_dir = (config.path or Path()).parent
@@ -225,8 +233,9 @@ def _make_agent(config: Config, plugins: PluginManager, generator: random.Random
         sinks=makers(config.sink, partial(plugins.create_sink, ttl=federation.ttl, is_reporter=standing.is_reporter)),
         filters=makers(config.filter, plugins.create_filter),
         isolated=True,
-        hubs=_dialers(config) if config.enabled else {},
-        credential=federation.secret.reveal() if federation.secret is not None else None,
+        hubs=_dialers(config, keyring) if config.enabled else {},
+        credential=keyring.credential,
+        renewals=keyring.renewals,
         clock=clock,
         generator=generator,
         metrics=metrics,
@@ -235,21 +244,9 @@ def _make_agent(config: Config, plugins: PluginManager, generator: random.Random
     )
 
 
-def _dialers(config: Config) -> dict[str, Dialer]:
-    tls = _client_tls(config)
+def _dialers(config: Config, keyring: Keyring) -> dict[str, Dialer]:
     server_name = config.federation.tls.server_name if config.federation.tls is not None else None
     return {
-        str(hub): tcp_dialer(hub.host, hub.port, tls=tls, server_name=server_name) for hub in config.federation.hubs
+        str(hub): tcp_dialer(hub.host, hub.port, tls=keyring.client_tls, server_name=server_name)
+        for hub in config.federation.hubs
     }
-
-
-def _client_tls(config: Config) -> ssl.SSLContext | None:
-    tls = config.federation.tls
-    return client_tls(ca_file=tls.ca_file, cert_file=tls.cert_file, key_file=tls.key_file) if tls is not None else None
-
-
-def _server_tls(config: Config) -> ssl.SSLContext | None:
-    tls = config.hub.tls if config.hub is not None else None
-    if tls is None:
-        return None
-    return server_tls(cert_file=tls.cert_file, key_file=tls.key_file, client_ca_file=tls.client_ca_file)

@@ -14,6 +14,7 @@ from trio_federation.config import Federation
 from trio_federation.errors import Unavailable
 from trio_federation.local import LocalTruth
 from trio_federation.outbox import Outbox
+from trio_federation.pb.sandbox.sync.v1 import ReportFederationRequest
 from trio_federation.rpc import ReportCall
 from trio_federation.wire import AT_ONCE, report_messages
 
@@ -79,10 +80,16 @@ class Reporter:
             # hub is right not to believe what was observed before that one's withdrawal; what the sources say after
             # the takeover has to follow soon.
             interval = self._settings.report_interval + DEBOUNCE
+            said_something = False
             while not self.stopping:
                 if trio.current_time() >= resync_at:
                     self._outbox.clear()
-                    await self._send(call, self._truth.everything(self._clock()))
+                    everything = self._truth.everything(self._clock())
+                    if not everything and not said_something:
+                        # A hub gives a call only so long for its first message.
+                        await self._send_message(call, ReportFederationRequest())
+                    said_something = True
+                    await self._send(call, everything)
                     resync_at = trio.current_time() + min(interval, self._settings.resync_interval)
                     interval = self._settings.resync_interval
                 elif self._outbox:
@@ -100,10 +107,13 @@ class Reporter:
     async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), AT_ONCE):
             for message in report_messages(changes[start : start + AT_ONCE], self._clock()):
-                # What has waited for long would arrive with an age from before the wait.
-                with trio.move_on_after(self._settings.silence_limit) as scope:
-                    await call.send(message)
-                if scope.cancelled_caught:
-                    raise Unavailable(f"took no message for {self._settings.silence_limit:g} s", peer=call.peer)
+                await self._send_message(call, message)
                 self.has_reported = True
                 self._sent(len(message.items))
+
+    async def _send_message(self, call: ReportCall, message: ReportFederationRequest) -> None:
+        # What has waited for long would arrive with an age from before the wait.
+        with trio.move_on_after(self._settings.silence_limit) as scope:
+            await call.send(message)
+        if scope.cancelled_caught:
+            raise Unavailable(f"took no message for {self._settings.silence_limit:g} s", peer=call.peer)

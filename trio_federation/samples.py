@@ -256,6 +256,10 @@ class SampleTable:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def holds(self, identity: Identity) -> bool:
+        """Whether there is a record of an identity, fresh or not freed yet."""
+        return identity in self._slots
+
     def held_records(self) -> list[Capacity]:
         """Every record, also those that have run out and are not freed yet, in one quick step."""
         return [slot.record for slot in self._slots.values()]

@@ -30,6 +30,7 @@ from trio_federation.config import Federation
 from trio_federation.errors import PluginError
 from trio_federation.health import Health
 from trio_federation.hookspecs import CapacityFilter, CapacitySink, CapacitySource, Trouble
+from trio_federation.identity import is_uid
 from trio_federation.isolation import Line
 from trio_federation.local import Reports, record_fault
 from trio_federation.logs import tell_failure
@@ -65,6 +66,8 @@ class Collected(NamedTuple):
     reports: Reports | None
     #: namespaces that it says nothing of
     unknown: Collection[str] = ()
+    #: what tells the cluster that it reads from every other
+    cluster_uid: str | None = None
 
 
 class Pushed(NamedTuple):
@@ -291,6 +294,7 @@ class _Life:
         deadline = runner.settings.ttl / 2
         records: tuple[Capacity, ...] | None = None
         unknown: frozenset[str] = frozenset()
+        uid: str | None = None
         try:
             live, troubles = _yes_or_no(self._source.is_live()), checked_troubles(self._source.troubles())
             self._live = live
@@ -300,13 +304,14 @@ class _Life:
             with given_up_after(nursery, deadline, deaf=partial(self._line.tell, self._account.failed, "collect")):
                 records = _listed(await self._source.collect(), "collect() returned")
                 unknown = _namespaces(self._source.unknown_namespaces())
+                uid = _uid(self._source.cluster_uid())
         except BaseException as error:
             return failure_text(error)
         if records is None:
             return f"no answer within {deadline:g} s"
         took = trio.current_time() - began
         reports = self._filters.reports(records)
-        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports, unknown))
+        await self._line.ask(runner.deliver, Collected(runner.name, records, asked_at, reports, unknown, uid))
         self._line.tell(self._account.collected, took, len(records), asked_at + self._interval(runner.settings))
         if self._pushing_since is not None and began - self._pushing_since >= runner.settings.ttl / 2:
             self._pushing_works()  # also where there was nothing to push
@@ -355,6 +360,18 @@ def _yes_or_no(answer: object) -> bool:
     if inspect.iscoroutine(answer):
         answer.close()
     raise PluginError(f"is_live() returned a {type(answer).__name__}; make it a plain function that returns a bool")
+
+
+def _uid(answer: object) -> str | None:
+    """What cluster_uid() said. Raises PluginError where that is nothing of the kind."""
+    if answer is None or (isinstance(answer, str) and is_uid(answer)):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()
+    raise PluginError(
+        f"cluster_uid() returned a {type(answer).__name__} that is no UID; make it a plain function that returns 1 to "
+        '128 letters, digits, and any of ". _ : -", or None'
+    )
 
 
 def _namespaces(answer: object) -> frozenset[str]:

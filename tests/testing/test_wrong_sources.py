@@ -166,6 +166,12 @@ class ReturnsDicts(Polled):
         return [*await super().collect(), {"namespace": "agents"}]  # type: ignore[list-item]
 
 
+@breaks(Rule.ANSWER, "cluster_uid() has returned 'two words'")
+class NamesNoUid(Polled):
+    def cluster_uid(self) -> str | None:
+        return "two words"
+
+
 @breaks(Rule.ANSWER, "collect() has not ended within 15 s")
 class Hangs(Polled):
     async def collect(self) -> Sequence[Capacity]:

@@ -9,6 +9,7 @@ import click
 import trio
 
 from trio_federation import logs, process
+from trio_federation.cli.memory import forbid_core_dumps
 from trio_federation.cli.signals import signals_cancel
 from trio_federation.clock import BootClock
 from trio_federation.config import Config, load
@@ -22,6 +23,7 @@ def run(config: str) -> None:
     """Run the agent, the hub, or both, that the file CONFIG sets up.
 
     Ends with exit code 0 on SIGTERM or SIGINT, after withdrawing what the agent has reported."""
+    forbid_core_dumps()
     plugins = PluginManager.load()
     loaded = load(config, os.environ, plugins.faults_of_the_file)
     logs.configure(loaded.log)

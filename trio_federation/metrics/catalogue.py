@@ -23,7 +23,14 @@ PLACEMENTS = (
 #: What the report of an outcome can come to: the outcome that was told, where it is the first of a placement that is
 #: remembered, or why it changes nothing.
 OUTCOMES = ("served", "empty", "refused", "repeated", "unknown")
-REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "ALREADY_EXISTS")
+REFUSALS = (
+    *("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "ALREADY_EXISTS", "RESOURCE_EXHAUSTED"),
+    "DEADLINE_EXCEEDED",
+)
+#: How a rule of a hub's policy can be broken.
+BREACHES = ("env_not_allowed", "too_many_records", "idle_cut")
+#: What can come of reading a file again.
+RELOADS = ("ok", "failed")
 
 #: Upper bounds, in seconds, of what is counted together in the histograms: from an answer out of memory to more than
 #: the deadlines of sources and sinks, which are 10 to 15 s.
@@ -327,8 +334,45 @@ HUB_CALLS_REFUSED_TOTAL = Family(
     Kind.COUNTER,
     ("status",),
     "Calls that this hub refused, by gRPC status.",
-    "`increase(trio_federation_hub_calls_refused_total[10m]) > 0`: a wrong secret or cluster id, or two agents that "
-    "report for one cluster; the log has the cluster.",
+    "`increase(trio_federation_hub_calls_refused_total[10m]) > 0`: a wrong credential or cluster id, two agents that "
+    "report for one cluster, or a peer over its limits; the log has the cluster.",
+)
+HUB_REPORTERS_BY_CREDENTIAL = Family(
+    "trio_federation_hub_reporters_by_credential",
+    Kind.GAUGE,
+    ("credential",),
+    "Agents that report to this hub now, by what has proven them, as [hub] accept has it: shared, token, certificate, "
+    "or two of them together.",
+    '`trio_federation_hub_reporters_by_credential{credential="shared"} > 0` once every agent should have a token or a '
+    "certificate.",
+)
+HUB_POLICY_BREACHES_TOTAL = Family(
+    "trio_federation_hub_policy_breaches_total",
+    Kind.COUNTER,
+    ("cluster", "reason"),
+    "Records that broke a rule of [[hub.policy]], by cluster and by what became of them: env_not_allowed and "
+    "too_many_records, which were dropped, and idle_cut, whose idle was cut to the highest that counts.",
+    "`increase(trio_federation_hub_policy_breaches_total[10m]) > 0`: a cluster says more than it may; the log has an "
+    "example of each.",
+)
+
+CERTIFICATE_EXPIRES_TIMESTAMP_SECONDS = Family(
+    "trio_federation_certificate_expires_timestamp_seconds",
+    Kind.GAUGE,
+    ("certificate",),
+    "Seconds from 1970 to when the first certificate of a file runs out; certificate is the file's key in the "
+    "configuration, such as hub.tls.cert_file.",
+    "`trio_federation_certificate_expires_timestamp_seconds - time() < 14 * 86400`: renew it; the file is read again "
+    "by itself.",
+)
+RELOADS_TOTAL = Family(
+    "trio_federation_reloads_total",
+    Kind.COUNTER,
+    ("what", "outcome"),
+    "Times that files had changed and were read again, by what they are for and by outcome: ok, or failed, with what was "
+    "there before kept; counted at every look while it fails, but for the first.",
+    '`increase(trio_federation_reloads_total{outcome="failed"}[10m]) > 0`: what is in the file cannot be used; the log '
+    "says why.",
 )
 
 BUILD_INFO = Family(
@@ -424,7 +468,18 @@ CATALOGUE = (
     Group(
         "Hub side",
         "Of a process that is a hub, and of no other.",
-        (HUB_WATCHERS, HUB_REPORTERS, HUB_CALLS_REFUSED_TOTAL),
+        (
+            HUB_WATCHERS,
+            HUB_REPORTERS,
+            HUB_REPORTERS_BY_CREDENTIAL,
+            HUB_CALLS_REFUSED_TOTAL,
+            HUB_POLICY_BREACHES_TOTAL,
+        ),
+    ),
+    Group(
+        "Certificates and files",
+        "Of every process whose configuration names such files: certificates, keys, secrets, the deny list.",
+        (CERTIFICATE_EXPIRES_TIMESTAMP_SECONDS, RELOADS_TOTAL),
     ),
     Group("Build", "Which program this is, and for how long it runs.", (BUILD_INFO, PLUGIN_FAILURES, UPTIME_SECONDS)),
 )

@@ -4,7 +4,7 @@ tells is kept in `trio_federation/health.py`, and how either is served is in `ad
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -18,10 +18,12 @@ from trio_federation.capacity import Capacity
 from trio_federation.metrics import catalogue
 from trio_federation.metrics.capacity import CAPACITY_FAMILIES
 from trio_federation.metrics.catalogue import (
+    BREACHES,
     BUCKETS,
     OUTCOMES,
     PLACEMENTS,
     REFUSALS,
+    RELOADS,
     SINK_FAILURES,
     SOURCE_FAILURES,
     Family,
@@ -157,6 +159,12 @@ class FederationMetrics:
         self._outcomes = self._counter(catalogue.PLACEMENT_OUTCOMES_TOTAL)
         self._dropped = self._counter(catalogue.RECORDS_DROPPED_TOTAL)
         self._refused = self._counter(catalogue.HUB_CALLS_REFUSED_TOTAL)
+        self._breached: set[str] = set()
+        self._breach_reasons = set(BREACHES)
+        #: the credentials that reporters had so far
+        self._credentials: set[str] = set()
+        self._certificates = self._gauge(catalogue.CERTIFICATE_EXPIRES_TIMESTAMP_SECONDS)
+        self._reloads = self._counter(catalogue.RELOADS_TOTAL)
         self._plugin_failures = self._gauge(catalogue.PLUGIN_FAILURES)
 
     def _gauge(self, family: Family) -> Gauge:
@@ -178,6 +186,14 @@ class FederationMetrics:
     def _reporters(self) -> Gauge:
         self._statuses_begin()
         return self._gauge(catalogue.HUB_REPORTERS)
+
+    @cached_property
+    def _reporters_by_credential(self) -> Gauge:
+        return self._gauge(catalogue.HUB_REPORTERS_BY_CREDENTIAL)
+
+    @cached_property
+    def _breaches(self) -> Counter:
+        return self._counter(catalogue.HUB_POLICY_BREACHES_TOTAL)
 
     @cached_property
     def _build(self) -> Info:
@@ -378,7 +394,34 @@ class FederationMetrics:
         """Say how many agents report to this hub; 0 at its start."""
         self._reporters.set(count)
 
+    def reporters_by_credential(self, counts: Mapping[str, int]) -> None:
+        """Say how many agents report to this hub by each credential ("shared", "token+certificate"); what is left out
+        has none."""
+        for credential in self._credentials | counts.keys():
+            self._credentials.add(credential)
+            self._reporters_by_credential.labels(credential).set(counts.get(credential, 0))
+
+    def policy_breach(self, cluster_id: str, reason: str, count: int) -> None:
+        """Count records of a cluster that broke a rule of its policy; `reason` is one of `BREACHES`, or another fixed
+        word. Past `ORIGINS_PER_KIND` clusters, further ones count as "*"."""
+        cluster_id = _bounded(self._breached, cluster_id, ORIGINS_PER_KIND)
+        self._breaches.labels(cluster_id, _bounded(self._breach_reasons, reason, WORDS)).inc(count)
+
     # What both record.
+
+    def certificate_expires(self, certificate: str, at: float) -> None:
+        """Say when the first certificate of a file runs out, in seconds of Unix time; `certificate` is the file's key
+        in the configuration, such as "hub.tls.cert_file"."""
+        self._certificates.labels(certificate).set(at)
+
+    def reload_begins(self, what: str) -> None:
+        """Files that are read again when they change; `what` they are for."""
+        for outcome in RELOADS:
+            self._reloads.labels(what, outcome)
+
+    def reloaded(self, what: str, outcome: str) -> None:
+        """Count files that had changed and were read again: "ok", or "failed"."""
+        self._reloads.labels(what, outcome).inc()
 
     def queue(self, name: str, depth: Callable[[], int], conflated: Callable[[], int] | None = None) -> None:
         """Export a queue: `depth` says how much waits in it, `conflated`, where it conflates, how many changes gave way

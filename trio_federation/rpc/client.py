@@ -4,7 +4,7 @@ about an error, is decided in `link.py`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -145,7 +145,11 @@ class HubConnection:
     """A connection to a hub. Make one with `open`; `aclose` it on every path, or end the nursery that it lives in."""
 
     def __init__(
-        self, transport: Http2Connection, channel: _Channel, peer: str, metadata: Sequence[tuple[str, str]]
+        self,
+        transport: Http2Connection,
+        channel: _Channel,
+        peer: str,
+        metadata: Callable[[], Sequence[tuple[str, str]]],
     ) -> None:
         self.transport = transport
         self.peer = peer
@@ -159,13 +163,13 @@ class HubConnection:
         stream: trio.abc.Stream,
         *,
         peer: str,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Sequence[tuple[str, str]] | Callable[[], Sequence[tuple[str, str]]] = (),
         settings: ConnectionSettings | None = None,
         traffic: Traffic = ignore_traffic,
     ) -> HubConnection:
         """Speak HTTP/2 over `stream`, which belongs to the connection from now on. `peer`: the hub, for people, and the
-        authority of its calls. `metadata`: sent with each call. `traffic`: told of the bytes (sent, received). The
-        connection's tasks run in `nursery`."""
+        authority of its calls. `metadata`: sent with each call, or asked for at each. `traffic`: told of the bytes
+        (sent, received). The connection's tasks run in `nursery`."""
         scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         channel = _Channel(peer, scheme)
         transport = Http2Connection(
@@ -173,7 +177,7 @@ class HubConnection:
         )
         channel.use(transport.protocol)
         await nursery.start(_drive, transport, channel)
-        return cls(transport, channel, peer, metadata)
+        return cls(transport, channel, peer, metadata if callable(metadata) else lambda: metadata)
 
     @asynccontextmanager
     async def report(self) -> AsyncIterator[ReportCall]:
@@ -183,7 +187,7 @@ class HubConnection:
             Cardinality.STREAM_UNARY,
             ReportFederationRequest,
             ReportFederationResponse,
-            metadata=self._metadata,
+            metadata=self._metadata(),
         )
         call = ReportCall(self, stream)
         async with self._opened(call, stream):
@@ -198,7 +202,7 @@ class HubConnection:
             Cardinality.UNARY_STREAM,
             WatchFederationRequest,
             ReceivedBroadcast,
-            metadata=self._metadata,
+            metadata=self._metadata(),
         )
         call = WatchCall(self, stream)
         async with self._opened(call, stream):

@@ -5,8 +5,9 @@ business."""
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpclib.server
@@ -27,6 +28,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
 from trio_federation.rpc.codec import FederationCodec
+from trio_federation.rpc.sockets import certificate_names
 from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name, reset_unfinished
 from trio_federation.wire import EncodedBroadcast, ReceivedReport
 
@@ -37,6 +39,8 @@ _Call = TypeVar("_Call", bound="IncomingReport | IncomingWatch")
 
 #: Seconds that handlers get to end once their connection is gone.
 _HANDLERS_DEADLINE = 2.0
+#: Seconds that a connection lasts whose calls are all refused: enough to tell it, and no more.
+REFUSED_FOR = 2.0
 
 log = structlog.get_logger("trio_federation.rpc")
 
@@ -45,12 +49,18 @@ class _IncomingCall(Generic[_Request, _Response]):
     """A call that a peer has made."""
 
     def __init__(
-        self, stream: grpclib.server.Stream[_Request, _Response], connection: Http2Connection, peer: str
+        self,
+        stream: grpclib.server.Stream[_Request, _Response],
+        connection: Http2Connection,
+        peer: str,
+        names: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._stream = stream
         self._connection = connection
         #: the caller's address, for people
         self.peer = peer
+        #: the subject alternative names (kind, value) of the client certificate that TLS has verified; none without one
+        self.names = names
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -108,26 +118,34 @@ class FederationServer:
     """Serves FederationService over streams that it is given.
 
     `report`, `watch`: handlers, each called in a task of its own per call. An RpcError that one raises is the call's
-    status; anything else is logged and the peer is told UNKNOWN. When a handler returns the call ends well."""
+    status; anything else is logged and the peer is told UNKNOWN. When a handler returns the call ends well.
+    `first_call`: seconds after which a connection is ended on which no call has been made."""
 
     def __init__(
         self,
         report: Callable[[IncomingReport], Awaitable[None]],
         watch: Callable[[IncomingWatch], Awaitable[None]],
         settings: ConnectionSettings | None = None,
+        first_call: float = math.inf,
     ) -> None:
         self._report = report
         self._watch = watch
         self._settings = settings or ConnectionSettings()
+        self._first_call = first_call
 
-    async def serve(self, stream: trio.abc.Stream) -> None:
-        """Serve one connection until it ends; `stream` is closed then, and every handler of it has ended."""
+    async def serve(self, stream: trio.abc.Stream, refusal: RpcError | None = None) -> None:
+        """Serve one connection until it ends; `stream` is closed then, and every handler of it has ended. `refusal`:
+        how each of its calls ends at once, where the connection should not be there at all; it lasts REFUSED_FOR."""
         peer = peer_name(stream)
         async with trio.open_nursery() as nursery:
-            methods = _Methods(self._report, self._watch, nursery, peer)
+            methods = _Methods(self._report, self._watch, nursery, peer, certificate_names(stream), refusal)
             handler = _Handler(methods.mapping(), FederationCodec(), None, _DispatchServerEvents())
             connection = Http2Connection(stream, handler, self._settings, client_side=False)
             methods.connection = connection
+            if refusal is not None:
+                nursery.start_soon(_end_soon, connection, refusal)
+            elif self._first_call < math.inf:
+                nursery.start_soon(_end_idle, connection, methods.called, self._first_call)
             try:
                 await connection.run()
             finally:
@@ -136,6 +154,18 @@ class FederationServer:
                     await bridge.run(handler.wait_closed())
                 nursery.cancel_scope.cancel()
                 log.debug("connection_ended", peer=peer, reason=connection.ended)
+
+
+async def _end_idle(connection: Http2Connection, called: trio.Event, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await called.wait()
+        return
+    connection.say_goodbye(f"no call within {seconds:g} s")
+
+
+async def _end_soon(connection: Http2Connection, refusal: RpcError) -> None:
+    await trio.sleep(REFUSED_FOR)
+    connection.say_goodbye(refusal.message)
 
 
 class _Handler(grpclib.server.Handler):
@@ -171,11 +201,17 @@ class _Methods:
         watch: Callable[[IncomingWatch], Awaitable[None]],
         nursery: trio.Nursery,
         peer: str,
+        names: Sequence[tuple[str, str]],
+        refusal: RpcError | None,
     ) -> None:
         self._report = report
         self._watch = watch
         self._nursery = nursery
         self._peer = peer
+        self._names = names
+        self._refusal = refusal
+        #: set at the first call
+        self.called = trio.Event()
 
     def mapping(self) -> dict[str, MethodHandler]:
         """By path: grpclib's record of each method of the generated service, with our function in it, and what it
@@ -190,13 +226,16 @@ class _Methods:
         }
 
     async def _serve_report(self, stream: grpclib.server.Stream[Any, Any]) -> None:
-        await self._serve(self._report, IncomingReport(stream, self.connection, self._peer))
+        await self._serve(self._report, IncomingReport(stream, self.connection, self._peer, self._names))
 
     async def _serve_watch(self, stream: grpclib.server.Stream[Any, Any]) -> None:
-        await self._serve(self._watch, IncomingWatch(stream, self.connection, self._peer))
+        await self._serve(self._watch, IncomingWatch(stream, self.connection, self._peer, self._names))
 
     async def _serve(self, function: Callable[[_Call], Awaitable[None]], call: _Call) -> None:
         """asyncio's half: grpclib cancels it when the stream ends."""
+        self.called.set()
+        if self._refusal is not None:
+            raise to_status(self._refusal) from self._refusal
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         scope = trio.CancelScope()
         self._nursery.start_soon(self._run, function, call, scope, future)

@@ -17,6 +17,7 @@ import trio
 from trio_federation.capacity import Capacity, Change, Identity, Withdrawal, change_fault, same_value
 from trio_federation.clock import trio_clock
 from trio_federation.hookspecs import CapacitySource, SourceContext, Trouble
+from trio_federation.identity import is_uid
 from trio_federation.plugins import in_one_line
 from trio_federation.testing.contexts import source_context
 from trio_federation.testing.rules import ConformanceError, Rule, broken
@@ -235,6 +236,14 @@ class Bench:
                 Rule.ANSWER,
                 f"unknown_namespaces() has returned {shown(unknown)}",
                 "make it a plain function, not an async one, that returns a set of names, an empty one for none",
+            )
+        uid = self.now(Rule.ANSWER, "cluster_uid()", subject.source.cluster_uid)
+        if uid is not None and not (isinstance(uid, str) and is_uid(uid)):
+            discard(uid)
+            broken(
+                Rule.ANSWER,
+                f"cluster_uid() has returned {shown(uid)}",
+                'make it a plain function that returns None, or 1 to 128 letters, digits, and any of ". _ : -"',
             )
         return self.records(call)
 

@@ -40,7 +40,8 @@ RULES: Mapping[Rule, str] = {
     Rule.FACTORY: "the factory makes a new CapacitySource at each call",
     Rule.START: "run() says that it has started, within the deadline, and goes on until it is cancelled",
     Rule.LIVE: "is_live() answers True or False, and True while all is well; troubles() answers a list of Trouble",
-    Rule.ANSWER: "collect() answers each time, in time, with a sequence of Capacity; unknown_namespaces() with names",
+    Rule.ANSWER: "collect() answers each time, in time, with a sequence of Capacity; unknown_namespaces() with names, "
+    "cluster_uid() with a UID or None",
     Rule.RECORD: "every record is of the context's cluster, its names are valid and its values within their ranges",
     Rule.UNIQUE: "no two records have one identity",
     Rule.OBSERVED: "observed_at is None, or a moment on the agent's clock, not in the future and no older than the TTL",
