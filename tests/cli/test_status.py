@@ -158,6 +158,8 @@ def test_who_reports_to_a_hub() -> None:
         f"reporting: {', '.join(names)}",
     ]
     assert told(known, 60)[3] == "reporting: cluster-0, cluster-1, cluster-2 and 9 more"
+    proven = hub | {"clusters": names[:2], "credentials": {"cluster-0": "token 3", "cluster-1": "certificate"}}
+    assert told(readiness(hub=proven))[3] == "reporting: cluster-0 (token 3), cluster-1 (certificate)"
     assert told(readiness(hub=hub | {"clusters": ["\x1b[31m"]}))[3] == r"reporting: \x1b[31m"
 
 
@@ -515,5 +517,5 @@ async def test_real_agents(nursery: trio.Nursery, tmp_path: Path) -> None:
     assert ended["hub"].output.splitlines()[1].startswith("hub, version ")
     assert ended["hub"].output.splitlines()[2:4] == [
         "hub here: 2 reporters, 2 watchers, 2 records",
-        "reporting: east, west",
+        "reporting: east (shared), west (shared)",
     ]

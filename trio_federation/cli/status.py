@@ -66,12 +66,14 @@ class HubPart(Part):
 
 
 class OwnHub(msgspec.Struct):
-    """The hub that runs in the process which was asked. `clusters`: who reports to it now."""
+    """The hub that runs in the process which was asked. `clusters`: who reports to it now; `credentials`: what has
+    proven each of them."""
 
     reporters: int
     watchers: int
     records: int
     clusters: list[str] = []
+    credentials: dict[str, str] = {}
 
 
 class Readiness(msgspec.Struct):
@@ -204,7 +206,8 @@ def readiness_lines(readiness: Readiness, width: int | None) -> Iterator[Line]:
         if hub.clusters:
             first = "reporting: "
             room = None if width is None else width - len(first)
-            yield [(first + as_many_as_fit(hub.clusters, room), "")]
+            proven = [f"{name} ({by})" if (by := hub.credentials.get(name)) else name for name in hub.clusters]
+            yield [(first + as_many_as_fit(proven, room), "")]
     for note in readiness.notes:
         yield from paragraph(note, width, style="yellow", first="note: ")
     if parts:
