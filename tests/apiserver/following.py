@@ -27,6 +27,7 @@ from trio_federation.capacity import change_fault
 from trio_federation.testing import source_context
 from trio_federation_kubernetes import TYPES
 from trio_federation_kubernetes.client import Answer
+from trio_federation_kubernetes.cluster_uid import PATH
 from trio_federation_kubernetes.connection import Api
 from trio_federation_kubernetes.errors import ApiError, KubernetesError
 from trio_federation_kubernetes.mapping import Mapper
@@ -66,7 +67,7 @@ async def do(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) ->
 class Asked:
     """One request of a source's, or of a sink's."""
 
-    #: "list" (a first page), "page" (a further one), "watch", "probe", "schema", or "apply"
+    #: "list" (a first page), "page" (a further one), "watch", "probe", "schema", "uid", or "apply"
     kind: str
     path: str
     params: Mapping[str, str]
@@ -145,6 +146,8 @@ class Record:
             kind = "watch"
         elif path.startswith("/openapi"):
             kind = "schema"
+        elif path == PATH:
+            kind = "uid"
         elif "continue" in params:
             kind = "page"
         else:
@@ -191,7 +194,8 @@ class _Noting:
         finally:
             asked.over = True
         asked.answered = True
-        self._record.heard()
+        if asked.kind != "uid":  # which says nothing of what the source reads
+            self._record.heard()
         return answer
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from tests.apiserver.build import Programs
-from tests.apiserver.cluster import ApiServer, Rule, audited, looked, started
+from tests.apiserver.cluster import ApiServer, Rule, StartServer, audited, looked, started
 from tests.apiserver.following import (
     SANDBOXENVS,
     SANDBOXENVS_CRD,
@@ -35,7 +35,8 @@ from tests.apiserver.following import (
     server_time,
     truth,
 )
-from trio_federation_kubernetes import connection, informer
+from trio_federation_kubernetes import cluster_uid, connection, informer
+from trio_federation_kubernetes.cluster_uid import PATH as UID_PATH
 from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
 
 READ: Sequence[Rule] = [{"apiGroups": ["agents.navix.sh"], "resources": ["sandboxenvs"], "verbs": ["list", "watch"]}]
@@ -381,7 +382,8 @@ async def test_tokens_that_are_rotated_and_tokens_that_run_out(envs: Envs, tmp_p
             assert follower.record.lists == 1
             assert not follower.withdrawn
         assert in_time.longest_gap < TTL / 2
-        assert not [asked for asked in in_time.record.asked if asked.error is not None]
+        # Its account has no right to read the cluster's UID.
+        assert not [asked for asked in in_time.record.asked if asked.error is not None and asked.kind != "uid"]
 
 
 @pytest.mark.usefixtures("quick_reloads")
@@ -508,8 +510,39 @@ async def test_a_forbidden_namespace_does_not_cost_the_others(server: ApiServer)
         record = follower.record
     # Nothing but the namespaces was asked for: by its own account, and by the server's.
     wanted = {envs.root for envs in places}
-    assert {asked.path for asked in record.asked} == wanted
+    assert {asked.path for asked in record.asked if asked.kind != "uid"} == wanted
     assert asked_by(server, account.username) == wanted
+
+
+# Another cluster answers
+
+
+@pytest.mark.usefixtures("quick_reloads")
+async def test_a_cluster_that_was_built_anew_at_the_same_address_is_known_as_another_one(
+    envs: Envs, relay: Relay, own_api_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address leads to it, and the kubeconfig has its certificates."""
+    monkeypatch.setattr(cluster_uid, "LEAST_BETWEEN", 1.0)
+    other = await do(own_api_server)
+    await do(other.create_crds, [SANDBOXENVS_CRD])
+    there = Envs(other, await do(other.namespace))
+    await do(envs.create, "e", {"p": 1})
+    await do(there.create, "f", {"p": 2})
+    path = kubeconfig_via(relay.port, envs.server.kubeconfig)
+    async with following("kubernetes", path, label_selector="of=this-test") as follower:
+        await do(envs.label, "e", of="this-test")
+        await follower.until_it_says({(envs.namespace, "e", "p"): 1})
+        first = follower.source.cluster_uid()
+        assert first == (await do(envs.server.call, "GET", UID_PATH))["metadata"]["uid"]
+        await follower.until_watching()
+        await do(there.label, "f", of="this-test")
+        relay.target = other.port
+        path.write_text(kubeconfig_via(relay.port, other.kubeconfig).read_text())
+        relay.drop()
+        await follower.until_it_says({(there.namespace, "f", "p"): 2})
+        second = (await do(other.call, "GET", UID_PATH))["metadata"]["uid"]
+        await follower.until(lambda: follower.source.cluster_uid() == second)
+        assert second != first
 
 
 # There is nothing to read yet

@@ -15,7 +15,15 @@ import pytest
 import yaml
 
 from tests.apiserver.build import Programs
-from tests.apiserver.cluster import SETTLE_WITHIN, ApiServer, ServerError, ServiceAccount, looked, started
+from tests.apiserver.cluster import (
+    SETTLE_WITHIN,
+    ApiServer,
+    ServerError,
+    ServiceAccount,
+    looked,
+    started,
+)
+from tests.apiserver.following import do, following
 from trio_federation_kubernetes.resources import Resource, Row
 from trio_federation_kubernetes.sandboxenv import SANDBOXENVS as SANDBOXENVS_RESOURCE
 from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
@@ -102,12 +110,12 @@ def test_applied_again_nothing_changes(server: ApiServer) -> None:
     apply(server, "overlays/with-hub")
     try:
         again = apply(server, "overlays/with-hub").splitlines()
-        assert len(again) == 16
+        assert len(again) == 18
         assert [line for line in again if not line.endswith(" unchanged")] == []
     finally:
         # Tests of one right alone come below.
-        for what in ("sandboxenvs", "sandboxenvs-status"):
-            server.kubectl("delete", "-k", FOLDER / f"rbac/all-namespaces/{what}")
+        for what in ("all-namespaces/sandboxenvs", "all-namespaces/sandboxenvs-status", "cluster-uid"):
+            server.kubectl("delete", "-k", FOLDER / f"rbac/{what}")
 
 
 # Pods.
@@ -207,6 +215,44 @@ def test_a_token_of_the_agents_account_lists(server: ApiServer) -> None:
     ]
     with pytest.raises(ServerError, match="cannot get resource"):
         server.kubectl("get", "sbe", "python", "--namespace=team-a", kubeconfig=kubeconfig)
+
+
+UID_RIGHT = {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]}
+
+
+async def test_the_agents_account_knows_the_cluster_where_it_may(server: ApiServer) -> None:
+    """With the overlay's account, a source tells the UID that the server itself shows. Without the right it tells all
+    else, and has no trouble; the right lets nothing else be read."""
+    await do(apply, server, "overlays/agent-only")
+    agent = agent_of(server)
+    await do(lambda: server.wait_until_allowed(agent, [*rules("sandboxenvs"), UID_RIGHT], everywhere=True))
+    kubeconfig = await do(lambda: agent.kubeconfig(agent.token()))
+    envs = {("team-a", "browser", ""), ("team-a", "python", "small"), ("team-a", "python", "large")}
+    uid = (await do(server.call, "GET", "/api/v1/namespaces/kube-system"))["metadata"]["uid"]
+    assert re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uid)
+    async with following("kubernetes", kubeconfig) as follower:
+        await follower.until(lambda: follower.source.cluster_uid() == uid)
+        await follower.until(lambda: (follower.says() or {}).keys() == envs)
+        assert len(follower.record.of("uid")) == 1
+    for path in ("/api/v1/namespaces/team-a", "/api/v1/namespaces", "/api/v1/namespaces/kube-system/configmaps"):
+        with server.client(agent.token()) as client:
+            assert client.get(path).status_code == 403, path
+
+    await do(server.kubectl, "delete", "-k", FOLDER / "rbac/cluster-uid")
+    gone = await do(lambda: looked(lambda: not may_know(server, agent), SETTLE_WITHIN))
+    assert gone
+    async with following("kubernetes", kubeconfig) as follower:
+        await follower.until(lambda: any(asked.over for asked in follower.record.of("uid")))
+        await follower.until(lambda: (follower.says() or {}).keys() == envs)
+        (asked,) = follower.record.of("uid")
+        assert 'cannot get resource "namespaces"' in str(asked.error)
+        assert follower.source.cluster_uid() is None
+        assert (follower.live, follower.troubles) == (True, [])
+
+
+def may_know(server: ApiServer, account: ServiceAccount) -> bool:
+    """Whether the account may read the one object that has the UID."""
+    return server.allows(account, "get", "", "namespaces", "", "kube-system")
 
 
 def test_a_token_of_the_agents_account_writes_a_status_and_nothing_else(server: ApiServer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import math
 from collections import Counter
@@ -31,7 +32,7 @@ from trio_federation_kubernetes.sandboxenv import SANDBOXENVS
 from trio_federation_kubernetes.sandboxset import SANDBOXSETS
 from trio_federation_kubernetes.warmpool import SANDBOXCLAIMS, SANDBOXWARMPOOLS
 
-Kind: TypeAlias = Literal["list", "page", "watch", "probe", "apply", "openapi", "other"]
+Kind: TypeAlias = Literal["list", "page", "watch", "probe", "apply", "openapi", "namespace", "other"]
 #: what a watch does instead of what it should: yields bytes, and ends or raises
 Script: TypeAlias = Callable[["Request"], AsyncGenerator[bytes]]
 
@@ -57,6 +58,8 @@ _KINDS = {
     SANDBOXCLAIMS: "SandboxClaim",
     SANDBOXSETS: "SandboxSet",
 }
+#: counts the servers
+_numbers = itertools.count(1)
 #: what a server knows of SandboxEnvs
 _CRD = Path(__file__).resolve().parents[2] / "config" / "kubernetes" / "crd" / "sandboxenvs.yaml"
 
@@ -229,6 +232,8 @@ class FakeServer:
         self.latency = latency
         self.bookmark_interval = bookmark_interval
         self.echo_first = echo_first
+        #: the UID of its namespace kube-system, another one for each server; None: it has no such namespace
+        self.uid: str | None = f"00000000-0000-4000-8000-{next(_numbers):012d}"
         self.requests: list[Request] = []
         self.watches: list[OpenWatch] = []
         self.faults: list[Fault] = []
@@ -416,6 +421,13 @@ class FakeServer:
         self._oldest = len(self._history)
         self._pagings.clear()
 
+    def replace_cluster(self, uid: str) -> None:
+        """Another cluster stands here from now on, with none of the objects, and what is open breaks. Its versions are
+        such that those of the old one mean something, too: watches go on, and never hear what became of the objects."""
+        self.uid = uid
+        self._objects.clear()
+        self.cut()
+
     def version(self) -> str:
         """The newest version."""
         return self._words[-1]
@@ -563,6 +575,10 @@ class FakeServer:
             if request.path not in self.openapi:
                 raise refusal(404, where=_where(request))
             return json.dumps(self.openapi[request.path]).encode()
+        if request.kind == "namespace":
+            if self.uid is None:
+                raise refusal(404, 'namespaces "kube-system" not found', where=_where(request))
+            return namespace_body(self.uid)
         resource = self._resource(request)
         token = request.params.get("continue", "")
         if token:
@@ -843,6 +859,8 @@ def _where(request: Request) -> str:
 def _kind(path: str, params: Mapping[str, str]) -> Kind:
     if path.startswith("/openapi/"):
         return "openapi"
+    if path == "/api/v1/namespaces/kube-system":
+        return "namespace"
     if not path.startswith("/api"):
         return "other"
     if params.get("watch"):
@@ -926,6 +944,14 @@ def _resource_of(definition: Mapping[str, Any]) -> Resource:
 
 
 # Objects as tests want them.
+
+
+def namespace_body(uid: str) -> bytes:
+    """The namespace kube-system of a cluster, as API servers show it."""
+    labels = {"kubernetes.io/metadata.name": "kube-system"}
+    metadata = {"name": "kube-system", "uid": uid, "resourceVersion": "4", "labels": labels}
+    whole = {"kind": "Namespace", "apiVersion": "v1", "metadata": metadata, "spec": {"finalizers": ["kubernetes"]}}
+    return json.dumps({**whole, "status": {"phase": "Active"}}).encode()
 
 
 def env_body(*members: Mapping[str, Any], **status: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import trio
 from tests.kubernetes.fake_api import Kind, line
 from tests.kubernetes.peers import Request, Server, Wire, access_to, client_for
 from trio_federation.testing import source_context
+from trio_federation_kubernetes.cluster_uid import PATH
 from trio_federation_kubernetes.mapping import Mapper
 from trio_federation_kubernetes.options import KubernetesOptions
 from trio_federation_kubernetes.sandboxenv import SandboxEnvMapper
@@ -39,7 +40,7 @@ class Asked(NamedTuple):
 
 class ScriptedApi:
     """Answers requests for one resource. Of each kind, the first one gets the first reply, and so on; the last reply is
-    that of all that follow."""
+    that of all that follow. That there is no namespace kube-system it says by itself, and keeps no account of it."""
 
     def __init__(
         self,
@@ -59,6 +60,9 @@ class ScriptedApi:
 
     async def handle(self, request: Request, wire: Wire) -> None:
         """A `peers.Handler`."""
+        if urlsplit(request.target).path == PATH:
+            await status(404, "NotFound")(wire)
+            return
         params = dict(parse_qsl(urlsplit(request.target).query, keep_blank_values=True))
         kind: Kind = "list"
         if "watch" in params:

@@ -594,7 +594,7 @@ async def test_ages_that_tick_cost_one_write_a_minute_and_no_report(
     send = ReportCall.send
 
     async def note(self: ReportCall, message: ReportFederationRequest) -> None:
-        if message.items[0].cluster_id == OWN:
+        if message.items and message.items[0].cluster_id == OWN:
             reports.append((trio.current_time(), message))
         await send(self, message)
 

@@ -19,6 +19,7 @@ import yaml
 
 from tests.apiserver.build import NoToolchain, programs, required
 from tests.cli.conftest import Call, call, logs_as_before  # noqa: F401 - fixtures
+from trio_federation_kubernetes import cluster_uid
 from trio_federation_kubernetes.errors import (
     ApiError,
     KubernetesError,
@@ -62,6 +63,8 @@ RIGHTS = {
     **{what: (group, resources, ["patch"]) for what, (group, resources) in WRITTEN.items()},
 }
 SCOPES = {"all-namespaces": "ClusterRole", "one-namespace": "Role"}
+#: what rbac/cluster-uid gives
+CLUSTER_UID = {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]}
 
 
 @functools.cache
@@ -455,6 +458,11 @@ def test_rights_are_the_fewest(what: str, scope: str) -> None:
     role, binding = manifests
     group, resources, verbs = RIGHTS[what]
     assert role["rules"] == [{"apiGroups": [group], "resources": resources, "verbs": verbs}]
+    check_role(role, binding, what)
+
+
+def check_role(role: Manifest, binding: Manifest, what: str) -> None:
+    """It is bound to the agent alone, has a name of its own, and grows by nothing."""
     assert role["metadata"]["name"] == f"trio-federation-{what}"
     assert "aggregationRule" not in role
     assert binding["roleRef"] == {
@@ -464,6 +472,16 @@ def test_rights_are_the_fewest(what: str, scope: str) -> None:
     }
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": AGENT, "namespace": NAMESPACE}]
     assert "namespace" not in role["metadata"]
+
+
+def test_the_right_to_know_the_cluster_is_for_one_object() -> None:
+    manifests = build("rbac/cluster-uid")
+    assert [each["kind"] for each in manifests] == ["ClusterRole", "ClusterRoleBinding"]
+    role, binding = manifests
+    assert role["rules"] == [CLUSTER_UID]
+    check_role(role, binding, "cluster-uid")
+    (name,) = CLUSTER_UID["resourceNames"]
+    assert f"/api/v1/namespaces/{name}" == cluster_uid.PATH
 
 
 def test_rights_are_for_what_is_read_and_written() -> None:
@@ -482,22 +500,23 @@ def test_rights_are_for_what_is_read_and_written() -> None:
 
 
 def test_nothing_else_gives_rights() -> None:
-    """Each overlay has the rights of one kind of source and one of sink, for the agent alone."""
+    """Each overlay has the rights of one kind of source and one of sink, for the agent alone; and but for the one of
+    listed namespaces, which stays within them, the right to know the cluster."""
     for name in BUILDS:
         for each in build(name):
             if each["kind"].endswith("Binding"):
                 assert [subject["name"] for subject in each["subjects"]] == [AGENT], name
     for name in OVERLAYS:
-        given = {
-            (tuple(rule["apiGroups"]), tuple(rule["resources"]), tuple(rule["verbs"]))
-            for each in build(name)
-            if each["kind"] in ("Role", "ClusterRole")
-            for rule in each["rules"]
-        }
-        assert given == {
-            (("agents.navix.sh",), ("sandboxenvs",), ("list", "watch")),
-            (("agents.navix.sh",), ("sandboxenvs/status",), ("patch",)),
-        }
+        given: list[Manifest] = []
+        for each in build(name):
+            if each["kind"] in ("Role", "ClusterRole"):
+                given += [rule for rule in each["rules"] if rule not in given]
+        wanted: list[Manifest] = [
+            {"apiGroups": ["agents.navix.sh"], "resources": ["sandboxenvs"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["agents.navix.sh"], "resources": ["sandboxenvs/status"], "verbs": ["patch"]},
+            *([] if name == "overlays/listed-namespaces" else [CLUSTER_UID]),
+        ]
+        assert sorted(given, key=str) == sorted(wanted, key=str), name
     for name in ("agent", "hub"):
         assert not any("Role" in each["kind"] for each in build(name))
 

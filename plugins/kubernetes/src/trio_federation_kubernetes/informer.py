@@ -52,11 +52,17 @@ class Target(Protocol):
         """One object, or its end."""
 
 
+def _another_cluster() -> ApiError:
+    """What the end of a version is to the reflector."""
+    return ApiError("another cluster answers than before", code=410, status_reason="Expired")
+
+
 class Informer:
     """Keeps a store up to date with one resource in one scope.
 
     `index`: which of the mapper's watched resources this is. `namespace`: None for all. `ttl`: seconds. `changed` is
-    called after whatever may have changed the store, the evidence or the trouble."""
+    called after whatever may have changed the store, the evidence or the trouble; `broken` when a request or a watch
+    has failed, also where that is mended at once: once, until there is evidence again."""
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Informer:
         random: Random,
         log: FilteringBoundLogger,
         changed: Callable[[], None],
+        broken: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = watched.resource
         self.namespace = namespace
@@ -93,17 +100,38 @@ class Informer:
         self._random = random
         self._log = log.bind(resource=str(watched.resource), namespace=namespace or "*")
         self._changed = changed
+        self._broken = broken
+        #: whether what was read last is of another cluster
+        self._foreign = False
+        #: when something failed last
+        self._broke_at = -math.inf
+        #: whether nothing has failed since there was evidence, or since the beginning
+        self._unbroken = True
         self._reflector: Reflector[Any] = Reflector(page_size=page_size, random=random)
         #: cancelled to end a watch that is open
         self._watch: trio.CancelScope | None = None
         #: why it was ended
         self._watch_error: KubernetesError | None = None
         self._list_began = -math.inf
+        #: the same of the last list that has come to its end
+        self._whole_list_began = -math.inf
         #: when the watch that was asked for last was open; None: it is not, or never was
         self._opened: float | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.resource} in {self.namespace or 'all namespaces'}: {self._reflector!r}>"
+
+    def start_over(self, since: float) -> None:
+        """Another cluster answers than at the moment `since`, in seconds on the clock. What was read up to now is not
+        known to be true any more, and all is listed anew. The old version must not be gone on from: it may mean
+        something here, too, and something else. Does nothing where all was listed after a failure since then."""
+        if since < self._broke_at <= self._whole_list_began:
+            return
+        self._foreign = True
+        self.evidence = None
+        self._unbroken = False  # that is known already
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def run(self) -> NoReturn:
         """Follow until cancelled. No failure of the API server, and nothing that it says, ends this."""
@@ -122,13 +150,19 @@ class Informer:
                 except KubernetesError as error:
                     self._reflector.failed(error, self._lasted() if isinstance(request, Watch) else 0.0)
                 trouble = self._reflector.trouble
-                # What is mended at once, such as a version that is too old, is no trouble.
-                if trouble is not None and trouble is not before and self._reflector.pause() > 0:
-                    self._failed(trouble)
+                if trouble is not None and trouble is not before:
+                    self._breaks()
+                    # What is mended at once, such as a version that is too old, is no trouble.
+                    if self._reflector.pause() > 0:
+                        self._failed(trouble)
 
     async def _list(self, request: ListPage, began: float) -> None:
+        if not request.continue_token:
+            self._foreign = False
         deadline = UNPAGED_DEADLINE if request.limit is None else LIST_DEADLINE
         answer = await self._api.get(self._path, request.params() | self._selector, deadline=deadline)
+        if self._foreign and request.continue_token:
+            raise _another_cluster()  # of which the first pages were not
         if not request.continue_token:
             self._list_began = began
         content = self._reflector.page(self._decoder.page(answer.body))
@@ -136,6 +170,7 @@ class Informer:
             for _ in self._store.replacing(self._index, self.namespace, content):
                 await trio.lowlevel.checkpoint()
             self._log.debug("kubernetes_listed", objects=len(content), version=self._reflector.position)
+            self._whole_list_began = self._list_began
             # All pages of a list show the moment of the first one.
             self._vouch(self._list_began)
 
@@ -154,6 +189,8 @@ class Informer:
                 async with self._api.stream(self._path, params, deadline=request.timeout + WATCH_GRACE) as chunks:
                     # Only now: a probe's answer says nothing of a watch that is not there yet.
                     self._watch, self._opened = scope, self._clock()
+                    if self._foreign:
+                        scope.cancel()
                     self._worked()
                     with trio.move_on_after(LONGEST_SILENCE) as silence:
                         asked = trio.current_time()
@@ -169,6 +206,8 @@ class Informer:
                             asked = trio.current_time()
             finally:
                 self._watch = None
+        if self._foreign:
+            raise _another_cluster()
         if self._watch_error is not None:
             raise self._watch_error
         # A last event that was cut off is sent again by the next watch.
@@ -204,6 +243,7 @@ class Informer:
                 if watch is not self._watch:
                     continue  # it was about a watch that is over, and whose end has been told
                 failures += 1
+                self._breaks()
                 self._failed(error)
                 if isinstance(error, UnreachableError):
                     self._watch_error = error
@@ -220,8 +260,15 @@ class Informer:
     def _vouch(self, moment: float) -> None:
         """What the store has was true at that moment."""
         self.evidence = max(moment, self.evidence if self.evidence is not None else -math.inf)
+        self._unbroken = True
         self.settled.set()
         self._changed()
+
+    def _breaks(self) -> None:
+        self._broke_at = self._clock()
+        if self._unbroken:
+            self._unbroken = False
+            self._broken()
 
     def _worked(self) -> None:
         if self.error is not None:

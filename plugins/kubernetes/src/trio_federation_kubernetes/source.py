@@ -12,6 +12,7 @@ from typing import NoReturn
 import trio
 
 from trio_federation import Capacity, CapacitySource, Change, Identity, SourceContext, Trouble, Withdrawal
+from trio_federation_kubernetes.cluster_uid import ClusterUid
 from trio_federation_kubernetes.connection import Api
 from trio_federation_kubernetes.errors import ApiError, KubernetesError
 from trio_federation_kubernetes.informer import Informer
@@ -52,6 +53,7 @@ class KubernetesSource(CapacitySource):
         self._store = Store(mapper)
         self._connect = connect if connect is not None else Opening(options, context).connect
         self._connection: Api | None = None
+        self._uid = ClusterUid(clock=context.clock, random=context.random, log=context.log, moved=self._start_over)
         #: by namespace (None: all of them), who follows it
         self._scopes: dict[str | None, list[Informer]] = {}
         self._news = trio.Event()
@@ -66,6 +68,8 @@ class KubernetesSource(CapacitySource):
             }
             informers = [informer for scope in self._scopes.values() for informer in scope]
             nursery.start_soon(self._begin, self._connection, informers, nursery)
+            # Beside everything else, which never waits for it.
+            nursery.start_soon(self._uid.follow, self._connection, self._newest_evidence)
             # With the first list in hand there is something to tell at once. A server that is slow, or not there, must
             # not hold up the start: that is no failure of this source.
             with trio.move_on_after(self._context.ttl / 6):
@@ -93,7 +97,13 @@ class KubernetesSource(CapacitySource):
             random=self._context.random,
             log=self._context.log,
             changed=self._wake,
+            broken=self._uid.doubt,
         )
+
+    def _start_over(self, since: float) -> None:
+        for scope in self._scopes.values():
+            for informer in scope:
+                informer.start_over(since)
 
     def _wake(self) -> None:
         if self._store.has_changes():
@@ -120,6 +130,10 @@ class KubernetesSource(CapacitySource):
         now = self._context.clock()
         unknown = (namespace for namespace in self._scopes if self._stamp(namespace, now) is _UNKNOWN)
         return frozenset(namespace for namespace in unknown if namespace is not None)
+
+    def cluster_uid(self) -> str | None:
+        """The UID of the cluster's namespace kube-system; None while it is not known, or not to be had."""
+        return self._uid.uid
 
     async def changes(self) -> AsyncIterator[Sequence[Change]]:
         """What changes, as it does; what changes several times before it is taken is told once."""
@@ -163,6 +177,11 @@ class KubernetesSource(CapacitySource):
         moments = [informer.evidence for informer in self._scopes.get(namespace, ())]
         known = [moment for moment in moments if moment is not None]
         return min(known) if known and len(known) == len(moments) else None
+
+    def _newest_evidence(self) -> float | None:
+        """When the server last let anything be read."""
+        moments = [informer.evidence for scope in self._scopes.values() for informer in scope]
+        return max((moment for moment in moments if moment is not None), default=None)
 
     def _is_live(self, namespace: str | None, now: float) -> bool:
         evidence = self._evidence(namespace)
