@@ -236,7 +236,11 @@ def _read(
     elif text is not None:
         if trusted.takes(Part.SHARED):
             shared = same_secret(text, trusted.secrets)
-            wrong = None if shared else "wrong credential: compare the agent's [federation] secret with the hub's"
+            wrong = (
+                None
+                if shared
+                else "wrong credential: compare the agent's [federation] secret with the hub's [hub] secret"
+            )
         else:
             wrong = f"this hub takes no shared secret; give the agent {_wanted(trusted.accept)}"
     certificate: frozenset[str] = frozenset()
