@@ -39,8 +39,8 @@ _T = TypeVar("_T")
 class Keyring:
     """What a configuration holds of this.
 
-    Raises ConfigurationError, with every fault, where a file cannot be used. `trusted_changed`, when set, is told what a
-    hub takes for proof each time that it has become something else."""
+    Raises ConfigurationError, with every fault, where a file cannot be used. `trusted_changed`, when set, is told what
+    a hub takes for proof each time that it has become something else."""
 
     def __init__(self, config: Config) -> None:
         self.trusted_changed: Callable[[Trusted], None] | None = None

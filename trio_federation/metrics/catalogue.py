@@ -369,8 +369,8 @@ RELOADS_TOTAL = Family(
     "trio_federation_reloads_total",
     Kind.COUNTER,
     ("what", "outcome"),
-    "Times that files had changed and were read again, by what they are for and by outcome: ok, or failed, with what was "
-    "there before kept; counted at every look while it fails, but for the first.",
+    "Times that files had changed and were read again, by what they are for and by outcome: ok, or failed, with what "
+    "was there before kept; counted at every look while it fails, but for the first.",
     '`increase(trio_federation_reloads_total{outcome="failed"}[10m]) > 0`: what is in the file cannot be used; the log '
     "says why.",
 )
