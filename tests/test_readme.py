@@ -1,6 +1,6 @@
 """The README and the documents beside it are true: the README's Python works as it stands there, what all of them name
-exists, and an operator's questions are answered as docs/operating.md shows. docs/plugins.md
-and docs/testing.md are followed elsewhere."""
+exists, and an operator's questions are answered as docs/operations.md shows. docs/plugins.md, docs/testing.md and the
+rest of docs/operations.md are followed elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trio_federation.plugins import PluginManager
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-OPERATING = ROOT / "docs" / "operating.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
 PYTHON = blocks(README.read_text(encoding="utf-8"))
 DOCUMENTS = [
     path for pattern in ("*.md", "docs/*.md", "proto/*.md", "plugins/*/*.md") for path in sorted(ROOT.glob(pattern))
@@ -112,7 +112,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_readme_links_something() -> None:
-    assert {"docs/demo.svg", "docs/plugins.md", "docs/operating.md"} <= set(targets(README))
+    assert {"docs/demo.svg", "docs/plugins.md", "docs/operations.md"} <= set(targets(README))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
@@ -152,7 +152,7 @@ def test_the_readme_calls_all_that_an_operator_needs() -> None:
 def test_metrics_that_are_named_exist() -> None:
     """docs/metrics.md has all of them, and is generated."""
     known = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    for path in (README, OPERATING):
+    for path in (README, OPERATIONS):
         text = path.read_text(encoding="utf-8").replace("_{idle,running,desired}", "_idle")
         # Not what goes on in another way: modules, and what begins a group of metrics.
         named = set(re.findall(r"\b(?:trio|agentbox)_federation_[a-z_]*[a-z]\b(?![.*])", text))
@@ -182,14 +182,14 @@ def test_the_picture_loads_nothing() -> None:
 
 # What an operator asks.
 
-#: the ports of the quickstart, which docs/operating.md asks
+#: the ports of the quickstart, which docs/operations.md asks
 METRICS, ADMIN, HUB = 9474, 9475, 7443
 #: the id of a placement, as JSON tells it
 ID = re.compile(r'"id":"([0-9a-f]{16})"')
 
 
 def questions(text: str) -> list[tuple[str, str]]:
-    """The commands of a part of docs/operating.md, each with the answer that is shown."""
+    """The commands of a part of docs/operations.md, each with the answer that is shown."""
     shown = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", text, re.M | re.S)
     assert shown
     return shown
@@ -208,11 +208,11 @@ class Quickstart:
     def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
         self._nursery = nursery
         self._folder = folder
-        #: what stands here for each id of docs/operating.md
+        #: what stands here for each id of docs/operations.md
         self._ids: dict[str, str] = {}
 
     async def begin(self) -> None:
-        """Start all three, with the mistake that docs/operating.md tells of."""
+        """Start all three, with the mistake that docs/operations.md tells of."""
         port = free_port()
         for path in (ROOT / "config" / "quickstart").glob("*.toml"):
             text = path.read_text(encoding="utf-8").replace(f":{HUB}", f":{port}")
@@ -226,7 +226,7 @@ class Quickstart:
         self._ports = {METRICS: self.west.metrics_port, ADMIN: self.west.admin_port, HUB: port}
 
     async def answer(self, command: str) -> str:
-        """What a command of docs/operating.md says, asked of these processes."""
+        """What a command of docs/operations.md says, asked of these processes."""
         for documented in (METRICS, ADMIN):
             command = command.replace(f":{documented}", f":{self._ports[documented]}")
         for documented_id, own in self._ids.items():
@@ -265,7 +265,9 @@ class Quickstart:
 
 @pytest.mark.slow
 async def test_an_operators_questions_are_answered_as_shown(nursery: trio.Nursery, tmp_path: Path) -> None:
-    well, ill = OPERATING.read_text(encoding="utf-8").split("<!-- the hub stops -->")
+    # What follows is walked by tests/process/test_walk.py.
+    asked = OPERATIONS.read_text(encoding="utf-8").partition("<!-- the way begins -->")[0]
+    well, ill = asked.split("<!-- the hub stops -->")
     quickstart = Quickstart(nursery, tmp_path)
     await quickstart.begin()
     for command, shown in questions(well):

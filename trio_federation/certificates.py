@@ -45,13 +45,25 @@ class Expiry(NamedTuple):
 def expiry_of(path: str) -> Expiry | None:
     """The certificate in a PEM file, with a chain or a bundle of authorities, that runs out first. None for a file that
     holds none, such as a key, or that cannot be read."""
-    from cryptography import x509  # it takes a while to load, and where there is no TLS nobody needs it
+    data = _bytes_of(path)
+    return first_to_expire(data) if data is not None else None
 
+
+def _bytes_of(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
-            data = file.read(LARGEST_FILE)
+            return file.read(LARGEST_FILE)
     except OSError:
         return None
+
+
+def first_to_expire(data: bytes) -> Expiry | None:
+    """The certificate among the bytes of a PEM file that runs out first; None where there is none.
+
+    To be called on the main thread: the library is written in Rust, and a thread that is left behind in it when Python
+    ends takes the process down with SIGABRT."""
+    from cryptography import x509  # it takes a while to load, and where there is no TLS nobody needs it
+
     first: Expiry | None = None
     for block in _PEM.finditer(data):
         pem = b"-----BEGIN CERTIFICATE-----" + block[1] + b"-----END CERTIFICATE-----\n"
@@ -110,8 +122,8 @@ class Warnings:
         return math.floor(left / DAY)
 
 
-#: Reads one file, as `expiry_of`.
-ReadExpiry: TypeAlias = Callable[[str], Expiry | None]
+#: Reads the bytes of one file; None where there are none.
+ReadBytes: TypeAlias = Callable[[str], bytes | None]
 
 
 async def watch_expiry(
@@ -120,7 +132,8 @@ async def watch_expiry(
     wall_clock: Callable[[], float],
     told: Callable[[str, float], None],
     interval: float = EXPIRY_INTERVAL,
-    read: ReadExpiry = expiry_of,
+    read: ReadBytes = _bytes_of,
+    parse: Callable[[bytes], Expiry | None] = first_to_expire,
     in_thread: bool = True,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
@@ -135,14 +148,18 @@ async def watch_expiry(
         warnings = Warnings()
         # One thread and no more: one that hangs in a dead filesystem is waited for, not joined by others.
         limiter = trio.CapacityLimiter(1)
+        known: bytes | None = None
+        expiry: Expiry | None = None
         while True:
-            expiry = None
+            data = None
             if not in_thread:
-                expiry = read(path)
+                data = read(path)
             else:
                 with trio.move_on_after(READ_DEADLINE):
-                    expiry = await trio.to_thread.run_sync(read, path, abandon_on_cancel=True, limiter=limiter)
-            if expiry is not None:
+                    data = await trio.to_thread.run_sync(read, path, abandon_on_cancel=True, limiter=limiter)
+            if data is not None and data != known:
+                known, expiry = data, parse(data)
+            if data is not None and expiry is not None:
                 told(name, expiry.not_after)
                 days_left = warnings.due(expiry, wall_clock())
                 if days_left is not None:

@@ -52,6 +52,9 @@ _INSTEAD = {
     "hub.next_secret": "the second secret is given as next_secret_file",
 }
 
+#: Characters of a hub's secret below which it is told that it may be guessed: half of `openssl rand -hex 32`.
+SAFE_SECRET = 32
+
 #: The least length of the admin interface's token, in characters: fewer could be guessed.
 SHORTEST_TOKEN = 16
 
@@ -1040,6 +1043,10 @@ def _warnings(file: str, tables: Tables) -> Iterator[str]:
         text = "every holder of the shared secret can speak for any cluster; give it to nobody who should not"
         yield f"{file}: [hub] accept: {text}"
     ways = hub.accept if hub is not None else ()
+    secret = hub.secret if hub is not None else None
+    if secret is not None and len(secret.reveal()) < SAFE_SECRET and any("token" in way for way in ways):
+        text = f"is shorter than {SAFE_SECRET} characters: whoever has a token can try, at home, what it was made from"
+        yield f"{file}: [hub] secret: {text}; make another one with: openssl rand -hex 32"
     for way in ways:
         weaker = next((part for part in way.split("+") if part != way and part in ways), None)
         if weaker is not None:

@@ -235,7 +235,11 @@ EVENTS: dict[str, dict[str, Event]] = {
             "See what connects from there, or raise [hub.limits] connections.",
         ),
         "handshake_failed": Event(
-            "info", "A TLS handshake has failed.", ("peer", "error"), "See the error; port scanners cause it, too."
+            "info",
+            "A TLS handshake has failed. A line for the first of its kind from an address; all of them are counted in "
+            "`trio_federation_hub_handshakes_failed_total`.",
+            ("peer", "error"),
+            "See the error; port scanners cause it, too.",
         ),
         "connection_ended": Event("debug", "A connection to this hub has ended, and why.", ("peer", "reason")),
     },

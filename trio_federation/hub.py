@@ -184,6 +184,7 @@ class Hub:
         self._conflated = 0
         self.metrics.watchers(0)
         self.metrics.reporters(0)
+        self.metrics.handshake_failed(0)
         self.metrics.queue("watchers", self._waiting, self._all_conflated)
         self._told: set[tuple[str, str]] = set()
         self._server = FederationServer(
@@ -318,7 +319,10 @@ class Hub:
         try:
             over_tls = await accept_tls(stream, tls if isinstance(tls, ssl.SSLContext) else tls(), peer)
         except Unavailable as error:
-            log.info("handshake_failed", peer=peer, error=error.message)
+            self.metrics.handshake_failed()
+            # Whoever scans the port comes again and again.
+            tell = log.info if self._first_time(peer.rpartition(":")[0], error.message) else log.debug
+            tell("handshake_failed", peer=peer, error=error.message)
             return
         await self._serve(over_tls, refusal)
 

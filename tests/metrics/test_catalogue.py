@@ -43,6 +43,7 @@ RECORDED: dict[str, Callable[[FederationMetrics], object]] = {
     "call_refused": lambda m: m.call_refused("UNAUTHENTICATED"),
     "watchers": lambda m: m.watchers(1),
     "reporters": lambda m: m.reporters(1),
+    "handshake_failed": lambda m: m.handshake_failed(),
     "reporters_by_credential": lambda m: m.reporters_by_credential({"token": 1}),
     "policy_breach": lambda m: m.policy_breach("west", "idle_cut", 1),
     "certificate_expires": lambda m: m.certificate_expires("hub.tls.cert_file", NOW),

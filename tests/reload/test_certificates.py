@@ -28,6 +28,16 @@ END = datetime.datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
 SOON = 10
 
 
+def written(expiry: Expiry | None) -> bytes | None:
+    """The bytes of a file, where what is in it does not matter."""
+    return f"{expiry.not_after} {expiry.subject}".encode() if expiry is not None else None
+
+
+def read_back(data: bytes) -> Expiry | None:
+    not_after, _, subject = data.decode().partition(" ")
+    return Expiry(subject, float(not_after))
+
+
 def issue(
     ca: trustme.CA, *names: str, end: datetime.datetime = END, common_name: str | None = None
 ) -> trustme.LeafCert:
@@ -240,7 +250,8 @@ async def test_the_metric_is_told_at_once_and_at_every_look(autojump_clock: Mock
             {"hub.tls.cert_file": "a.pem", "hub.tls.key_file": "b.pem"},
             wall_clock=Wall(25 * DAY + 60),
             told=lambda name, end: told.append((trio.current_time() - began, name, end)),
-            read=lambda path: next(expiries[path]),
+            read=lambda path: written(next(expiries[path])),
+            parse=read_back,
             in_thread=False,
         )
     assert told == [
@@ -267,7 +278,8 @@ async def test_a_year_without_renewal(autojump_clock: MockClock) -> None:
             wall_clock=Wall(0),
             told=lambda name, end: None,
             interval=3600,
-            read=lambda path: Expiry("a", 100 * DAY),
+            read=lambda path: written(Expiry("a", 100 * DAY)),
+            parse=read_back,
             in_thread=False,
         )
     assert [entry["days_left"] for entry in logs] == [29, 6, 0, -1, -2, -3]
@@ -295,15 +307,20 @@ async def test_a_file_that_hangs_holds_up_no_other(autojump_clock: MockClock) ->
     started: list[str] = []
     told: list[str] = []
 
-    def read(path: str) -> Expiry | None:
+    def read(path: str) -> bytes | None:
         started.append(path)
         if path == "stuck":
             assert answer.wait(SOON)
-        return Expiry("x", 1e9)
+        return written(Expiry("x", 1e9))
 
     async def watch(name: str, in_thread: bool) -> None:
         await watch_expiry(
-            {name: name}, wall_clock=lambda: 0.0, told=lambda name, _: told.append(name), read=read, in_thread=in_thread
+            {name: name},
+            wall_clock=lambda: 0.0,
+            told=lambda name, _: told.append(name),
+            read=read,
+            parse=read_back,
+            in_thread=in_thread,
         )
 
     try:

@@ -337,6 +337,15 @@ HUB_CALLS_REFUSED_TOTAL = Family(
     "`increase(trio_federation_hub_calls_refused_total[10m]) > 0`: a wrong credential or cluster id, two agents that "
     "report for one cluster, or a peer over its limits; the log has the cluster.",
 )
+HUB_HANDSHAKES_FAILED_TOTAL = Family(
+    "trio_federation_hub_handshakes_failed_total",
+    Kind.COUNTER,
+    (),
+    "TLS handshakes with this hub that failed: a certificate that is missing, has run out or comes from elsewhere, a "
+    "peer that trusts another authority, or no TLS at all.",
+    "`increase(trio_federation_hub_handshakes_failed_total[10m]) > 0` where nobody scans the port: an agent is not let "
+    "in, or does not trust the hub; the log has the address.",
+)
 HUB_REPORTERS_BY_CREDENTIAL = Family(
     "trio_federation_hub_reporters_by_credential",
     Kind.GAUGE,
@@ -472,6 +481,7 @@ CATALOGUE = (
             HUB_WATCHERS,
             HUB_REPORTERS,
             HUB_REPORTERS_BY_CREDENTIAL,
+            HUB_HANDSHAKES_FAILED_TOTAL,
             HUB_CALLS_REFUSED_TOTAL,
             HUB_POLICY_BREACHES_TOTAL,
         ),

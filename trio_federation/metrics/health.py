@@ -192,6 +192,10 @@ class FederationMetrics:
         return self._gauge(catalogue.HUB_REPORTERS_BY_CREDENTIAL)
 
     @cached_property
+    def _handshakes_failed(self) -> Counter:
+        return self._counter(catalogue.HUB_HANDSHAKES_FAILED_TOTAL)
+
+    @cached_property
     def _breaches(self) -> Counter:
         return self._counter(catalogue.HUB_POLICY_BREACHES_TOTAL)
 
@@ -385,6 +389,10 @@ class FederationMetrics:
         """Count one call that this hub refused; `status` is the gRPC name of it, such as "UNAUTHENTICATED"."""
         self._statuses_begin()
         self._refused.labels(_bounded(self._statuses, status, WORDS)).inc()
+
+    def handshake_failed(self, count: int = 1) -> None:
+        """Count TLS handshakes with this hub that failed; none, at its start."""
+        self._handshakes_failed.inc(count)
 
     def watchers(self, count: int) -> None:
         """Say how many agents watch this hub; 0 at its start."""
