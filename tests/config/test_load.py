@@ -383,6 +383,10 @@ def test_bad_environment_is_named_and_not_shown(tmp_path: Path) -> None:
     assert not any("\n" in line for line in found)
 
 
+#: long enough that nobody guesses it
+LONG = "0123456789abcdef" * 2
+
+
 @pytest.mark.parametrize(
     "text, enabled, words",
     [
@@ -394,20 +398,21 @@ def test_bad_environment_is_named_and_not_shown(tmp_path: Path) -> None:
         ('[federation]\nhubs = ["[::1]:1"]', False, ["hubs", "cluster_id", "credential", "single-cluster"]),
         ('cluster_id = "a"\n[federation]\nttl = "9s"\nresync_interval = "1s"', False, ["report_interval", "9s"]),
         ('[hub]\nsecret = "s"\nbind = "localhost:1"', False, ["[hub] accept", "any cluster"]),
-        ('[hub]\nsecret = "s"\nbind = "localhost:1"\naccept = ["token"]', False, []),
-        ('[hub]\nsecret = "s"\nbind = "localhost:1"\naccept = ["token", "shared"]', False, ["any cluster"]),
-        ('[hub]\nsecret = "s"\naccept = ["shared+certificate"]\n' + CERTIFICATES, False, []),
-        ('[hub]\nsecret = "s"\naccept = ["token", "certificate"]\n' + CERTIFICATES, False, []),
+        ('[hub]\nsecret = "' + LONG + '"\nbind = "localhost:1"\naccept = ["token"]', False, []),
+        ('[hub]\nsecret = "' + LONG + '"\nbind = "localhost:1"\naccept = ["token", "shared"]', False, ["any cluster"]),
+        ('[hub]\nsecret = "' + LONG + '"\naccept = ["shared+certificate"]\n' + CERTIFICATES, False, []),
+        ('[hub]\nsecret = "' + LONG + '"\naccept = ["token", "certificate"]\n' + CERTIFICATES, False, []),
         (
-            '[hub]\nsecret = "s"\naccept = ["token+certificate", "certificate"]\n' + CERTIFICATES,
+            '[hub]\nsecret = "' + LONG + '"\naccept = ["token+certificate", "certificate"]\n' + CERTIFICATES,
             False,
             ["[hub] accept", '"certificate" counts alone', '"token+certificate" asks nobody for more'],
         ),
         (
-            '[hub]\nsecret = "s"\naccept = ["token"]\n' + CERTIFICATES,
+            '[hub]\nsecret = "' + LONG + '"\naccept = ["token"]\n' + CERTIFICATES,
             False,
             ["[hub.tls] cluster_san: not used", '"certificate" in [hub] accept'],
         ),
+        ('[hub]\nsecret = "s"\nbind = "localhost:1"\naccept = ["token"]', False, ["[hub] secret", "32", "openssl"]),
     ],
 )
 def test_warnings(tmp_path: Path, text: str, enabled: bool, words: list[str]) -> None:
