@@ -16,7 +16,7 @@ import trio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 SERVICE = "sandbox.sync.v1.FederationService"
-SECRET = "the hub's secret"
+SECRET = "p4Lx-9c2e-interop"
 #: Seconds of real time after which gRPC gives up, and a test fails.
 TIMEOUT = 20.0
 #: Seconds of Trio's time after which a test fails; in some tests it runs ten times as fast.
