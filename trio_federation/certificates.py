@@ -72,8 +72,8 @@ def first_to_expire(data: bytes) -> Expiry | None:
             not_after = certificate.not_valid_after_utc.timestamp()
             if first is None or not_after < first.not_after:
                 first = Expiry(_subject(certificate), not_after)
-        except (ValueError, OverflowError):
-            continue  # nor does OpenSSL trust one that cannot be read
+        except Exception:  # noqa: S112 - the library has many kinds, and to warn must not end the process
+            continue
     return first
 
 
@@ -81,7 +81,7 @@ def _subject(certificate: Certificate) -> str:
     """Whose a certificate is. Those of services often name nobody as the subject, but have alternative names."""
     try:
         text = certificate.subject.rfc4514_string() or next(_alternative_names(certificate), "")
-    except ValueError:
+    except Exception:  # also for names that OpenSSL takes without complaint
         text = ""
     line = "".join(each if each.isprintable() else "\ufffd" for each in " ".join(text.split()))
     line = line or f"serial number {certificate.serial_number:x}"

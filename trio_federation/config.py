@@ -5,6 +5,7 @@ to the rooms that use them."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
 import tomllib
@@ -18,7 +19,14 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 
 from trio_federation.capacity import is_label, is_subdomain
-from trio_federation.credentials import CertificateName, DenyList, looks_like_token, read_deny_list, read_token
+from trio_federation.credentials import (
+    CertificateName,
+    DenyList,
+    looks_like_token,
+    read_deny_list,
+    read_token,
+    without_macs,
+)
 from trio_federation.errors import ConfigurationError
 from trio_federation.options import UNITS, seconds
 from trio_federation.reservations import RESERVATION_TTL, SETTLE_TIME
@@ -72,7 +80,10 @@ class Secret:
         return self._text
 
     def __eq__(self, other: object) -> bool:
-        return self._text == other._text if isinstance(other, Secret) else NotImplemented
+        if not isinstance(other, Secret):
+            return NotImplemented
+        ours, theirs = (each._text.encode("utf-8", "surrogatepass") for each in (self, other))
+        return hmac.compare_digest(ours, theirs)
 
     def __hash__(self) -> int:
         return hash(self._text)
@@ -115,7 +126,8 @@ class Written:
 
 
 def _shown(text: str) -> str:
-    """A text from outside, fit for one line of a fault."""
+    """A text from outside, fit for one line of a fault, and without the MAC of a token."""
+    text = without_macs(text)
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
@@ -194,6 +206,9 @@ def _cluster_id(text: str, _base: Path) -> str:
 def _path(text: str, base: Path) -> str:
     if not text or "\0" in text:
         raise ValueError(f"{_shown(text)} names no file; write the path of one")
+    if without_macs(text) != text:
+        # An error of the operating system would repeat it whole.
+        raise ValueError(f"{_shown(text)} is a token, and no file; write the path of the file that holds it")
     return str(base / text)
 
 
@@ -234,13 +249,15 @@ def read_secret_file(path: str, read: Callable[[str, Path], Secret] = _secret) -
                 data = data.removesuffix(line_break)
                 break
         # A character that the limit cut in two is no matter: the text is too long anyway, and says so.
-        text = data.decode("utf-8", errors="ignore" if len(data) > LARGEST_SECRET else "strict")
+        text: str | None = data.decode("utf-8", errors="ignore" if len(data) > LARGEST_SECRET else "strict")
     except OSError as error:
         problem = f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path"
         raise ValueError(problem) from error
     except UnicodeDecodeError:
-        # Not chained: that error holds the bytes.
-        raise ValueError(f"{_shown(path)} is not UTF-8; write the secret as plain text") from None
+        text = None
+    if text is None:
+        # Raised out here: in there, that error would be its context, and holds the bytes.
+        raise ValueError(f"{_shown(path)} is not UTF-8; write the secret as plain text")
     try:
         return read(text, Path())
     except ValueError as error:
@@ -278,7 +295,8 @@ def read_deny_file(path: str) -> tuple[DenyList, Sequence[str]]:
         problem = f"cannot read {_shown(path)}: {error.strerror}; create it, an empty file denies nobody"
         raise ValueError(problem) from error
     except UnicodeDecodeError:
-        raise ValueError(f"{_shown(path)} is not UTF-8; write CLUSTER or CLUSTER.SERIAL, a line each") from None
+        pass  # told out here: in there, that error would be the context, and holds the bytes
+    raise ValueError(f"{_shown(path)} is not UTF-8; write CLUSTER or CLUSTER.SERIAL, a line each")
 
 
 _NOT_A_HUBS = "holds a token; a hub needs the secret that tokens are made from"
@@ -416,7 +434,7 @@ class Limits(_Table, frozen=True, kw_only=True):
     #: messages a second, of one cluster; a watch that is opened counts as one
     message_rate: int = 100
     #: records a second, of one cluster
-    record_rate: int = 5_000
+    record_rate: int = 20_000
     #: how long a connection may be open without a call, and a call without its first message
     first_message: Duration = 15.0
 
@@ -510,6 +528,10 @@ class PluginTable(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         # An option's value may be a plugin's secret, so only the names are shown.
         return f"PluginTable(type={self.type!r}, options of {list(self.options)!r}, key_path={self.key_path!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # The one of every Struct shows the values.
+        return [("type", self.type), ("options", list(self.options)), ("key_path", self.key_path)]
 
 
 class Tables(_Table, frozen=True, kw_only=True):
@@ -974,8 +996,8 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError([f"{path}: cannot be read: {error.strerror}; correct the path"]) from error
     except UnicodeDecodeError as error:
+        # Raised below: that error holds the whole file, and would be the cause, or the context.
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigurationError([f"{path}: line {line} is not UTF-8; save the file as UTF-8"]) from error
     except tomllib.TOMLDecodeError as error:
         lines = text.replace("\r\n", "\n").split("\n")
         end = f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end of the file"
@@ -986,6 +1008,7 @@ def _parse(path: Path) -> dict[str, Any]:
     except ValueError as error:
         # A NUL in the path, or a number with more digits than Python converts.
         raise ConfigurationError([f"{path}: cannot be read: {error}"]) from error
+    raise ConfigurationError([f"{path}: line {line} is not UTF-8; save the file as UTF-8"])
 
 
 def load(

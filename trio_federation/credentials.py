@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trio_federation.capacity import is_label
 
@@ -22,6 +22,8 @@ _CONTEXT = b"trio-federation token 1"
 
 _TOKEN = re.compile(r"tf1\.([-a-z0-9]{1,63})\.([1-9][0-9]{0,9})\.([0-9a-f]{64})")
 _SERIAL = re.compile("[1-9][0-9]{0,9}")
+#: As much of a token as gives it away, also of one that is broken.
+_IN_A_TEXT = re.compile(r"(tf1\.[^.\s]{0,63}\.[^.\s]{0,10}\.)[0-9a-z]{8,}", re.IGNORECASE)
 #: A label of a DNS name, in lower case; a client certificate names its cluster by one, or by the end of one.
 _DNS_LABEL = "[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?"
 _BEFORE_IN_DNS = re.compile(rf"({_DNS_LABEL}\.)*([a-z0-9_][-a-z0-9_]{{0,61}}-)?")
@@ -31,16 +33,31 @@ _BEFORE_IN_URI = re.compile(r"[a-z][a-z0-9+.-]*:.+")
 # None of the classes here is a tuple: what formats or serialises one would show a MAC, or take one value for several.
 
 
-@dataclass(frozen=True, slots=True)
 class Token:
-    """A token that has the form of one; `valid_for` tells whether it is one of a hub's."""
+    """A token that has the form of one; `valid_for` tells whether it is one of a hub's.
 
-    cluster_id: str
-    #: from 1; which of the tokens that a cluster was given one after the other
-    serial: int
-    #: HMAC-SHA-256 over the context, the cluster id and the serial, in lower-case hexadecimal digits; not shown, as
-    #: whoever has the whole token can use it
-    mac: str = field(repr=False)
+    `serial`: from 1; which of the tokens that a cluster was given one after the other. `mac`: HMAC-SHA-256 over the
+    context, the cluster id and the serial, in lower-case hexadecimal digits; not shown, and of no kind that a
+    serialiser takes for a record, as whoever has the whole token can use it."""
+
+    __slots__ = ("cluster_id", "mac", "serial")
+
+    def __init__(self, cluster_id: str, serial: int, mac: str) -> None:
+        self.cluster_id = cluster_id
+        self.serial = serial
+        self.mac = mac
+
+    def __repr__(self) -> str:
+        return f"Token(cluster_id={self.cluster_id!r}, serial={self.serial})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Token):
+            return NotImplemented
+        same = (self.cluster_id, self.serial) == (other.cluster_id, other.serial)
+        return hmac.compare_digest(self.mac, other.mac) and same
+
+    def __hash__(self) -> int:
+        return hash((self.cluster_id, self.serial))
 
     def valid_for(self, secrets: Iterable[str]) -> bool:
         """Whether it was derived from one of these. Takes the same time whichever it is, and if it is none. From an
@@ -91,6 +108,12 @@ def read_serial(text: str) -> int | None:
 def looks_like_token(text: str) -> bool:
     """Whether a text is meant as a token, well-formed or not, and so never as a shared secret."""
     return text.startswith(TOKEN_PREFIX)
+
+
+def without_macs(text: str) -> str:
+    """A text from outside that is to be shown: what stands in it like the MAC of a token is left out, as somebody may
+    have put a token where it does not belong."""
+    return _IN_A_TEXT.sub(r"\1***", text)
 
 
 def _mac(secret: str, cluster_id: str, serial: int) -> str:

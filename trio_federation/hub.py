@@ -24,9 +24,10 @@ import trio
 from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdrawal
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import HubSettings
+from trio_federation.credentials import without_macs
 from trio_federation.errors import AlreadyExists, DeadlineExceeded, ResourceExhausted, RpcError, Unavailable
-from trio_federation.identity import CLUSTER_KEY, Caller, Trusted, denied_error, identify, is_denied, mixed_up
-from trio_federation.limits import Limiter
+from trio_federation.identity import CLUSTER_KEY, Caller, Part, Trusted, denied_error, identify, is_denied, mixed_up
+from trio_federation.limits import Allowance, Limiter
 from trio_federation.metrics import FederationMetrics
 from trio_federation.outbox import Outbox, cluster_of, newest, without_cluster
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
@@ -52,6 +53,8 @@ _M = TypeVar("_M")
 _REPORT_WINDOW = 256 * 1024
 #: Pairs of cluster and reason for which a dropped record or a refused call is told in the log.
 _MOST_TOLD = 1000
+#: Lines a second about those who have proven nothing, and ten times as many at once: they can cause any number.
+_STRANGERS_LINES = 2.0
 #: Connections that are open at once only to be told that they are too many; others are closed without a word.
 _MOST_REFUSED = 64
 #: Seconds between warnings about addresses with too many connections.
@@ -128,23 +131,32 @@ class _Served:
         self.scope.cancel()
 
 
+def _one_less(counts: Counter[str], cluster_id: str) -> None:
+    counts[cluster_id] -= 1
+    if not counts[cluster_id]:
+        del counts[cluster_id]
+
+
 class _Store(SampleTable):
     """The records of every cluster, and how many there are of each."""
 
     def __init__(self, settings: HubSettings) -> None:
         super().__init__(ttl=settings.ttl, tombstone_ttl=settings.ttl, silence_limit=settings.silence_limit)
-        #: by cluster; no entry for none
-        self.counts: dict[str, int] = {}
+        #: by cluster, how many records are held, and withdrawals remembered; no entry for none
+        self.records: Counter[str] = Counter()
+        self.tombstones: Counter[str] = Counter()
 
     def record_added(self, record: Capacity) -> None:
-        self.counts[record.cluster_id] = self.counts.get(record.cluster_id, 0) + 1
+        self.records[record.cluster_id] += 1
 
     def record_removed(self, record: Capacity) -> None:
-        count = self.counts[record.cluster_id] - 1
-        if count:
-            self.counts[record.cluster_id] = count
-        else:
-            del self.counts[record.cluster_id]
+        _one_less(self.records, record.cluster_id)
+
+    def tombstone_added(self, identity: Identity) -> None:
+        self.tombstones[identity[0]] += 1
+
+    def tombstone_removed(self, identity: Identity) -> None:
+        _one_less(self.tombstones, identity[0])
 
 
 class Hub:
@@ -186,7 +198,10 @@ class Hub:
         self.metrics.reporters(0)
         self.metrics.handshake_failed(0)
         self.metrics.queue("watchers", self._waiting, self._all_conflated)
+        #: what was told of clusters that have proven themselves, and of anybody else, the latest last
         self._told: set[tuple[str, str]] = set()
+        self._told_of_strangers: dict[tuple[str, str], None] = {}
+        self._lines_on_strangers = Allowance(_STRANGERS_LINES)
         self._server = FederationServer(
             self._report,
             self._watch,
@@ -204,10 +219,19 @@ class Hub:
         for served in list(self._served):
             if served.ended is None and is_denied(served.caller, trusted.denied):
                 served.end(denied_error(served.caller, trusted.denied))
+        self._withdraw(trusted.denied.clusters - before.denied.clusters)
+
+    def _withdraw(self, clusters: frozenset[str]) -> None:
+        """Withdraw what is held of these clusters, for good: it is not for them to say so any more."""
+        if clusters.isdisjoint(self._store.records):
+            return
         now = self._clock()
-        for cluster_id in sorted(trusted.denied.clusters - before.denied.clusters):
-            gone = [Withdrawal(each.identity, None) for each in self._store.fresh(now) if each.cluster_id == cluster_id]
-            self._relay(cluster_id, self._store.apply(gone, now))
+        gone: dict[str, list[Change]] = {}
+        for record in self._store.fresh(now):
+            if record.cluster_id in clusters:
+                gone.setdefault(record.cluster_id, []).append(Withdrawal(record.identity, None))
+        for cluster_id, withdrawals in gone.items():
+            self._relay(cluster_id, self._store.apply(withdrawals, now))
 
     async def run(
         self,
@@ -277,6 +301,8 @@ class Hub:
             return
         try:
             await self._serve_socket(tls, stream)
+        except Exception:
+            log.exception("connection_failed", peer=peer)
         finally:
             self._limiter.close_connection(address)
 
@@ -321,7 +347,7 @@ class Hub:
         except Unavailable as error:
             self.metrics.handshake_failed()
             # Whoever scans the port comes again and again.
-            tell = log.info if self._first_time(peer.rpartition(":")[0], error.message) else log.debug
+            tell = log.info if self._first_of_strangers(peer.rpartition(":")[0], error.message) else log.debug
             tell("handshake_failed", peer=peer, error=error.message)
             return
         await self._serve(over_tls, refusal)
@@ -347,14 +373,18 @@ class Hub:
         """Let a call in, or refuse it, and keep it until it ends. Whatever ends it against its will is raised."""
         try:
             caller = identify(call.metadata, call.names, self._trusted)
+        except RpcError as error:
+            self._refuse_stranger(call, error)
+            raise
+        try:
             self._limiter.open_call(caller.cluster_id)
         except RpcError as error:
-            self._refuse(call, error)
+            self._refuse(call, caller, error)
             raise
         served = _Served(caller)
         self._served[served] = None
         try:
-            with served.scope:
+            with call.let_in(), served.scope:
                 yield served
         except (ResourceExhausted, DeadlineExceeded) as error:
             self._tell_ended(call, caller, error)
@@ -381,15 +411,22 @@ class Hub:
             f"this call had no message within {limit:g} s; send one, or raise first_message in the hub's [hub.limits]"
         )
 
-    def _refuse(self, call: IncomingReport | IncomingWatch, error: RpcError) -> None:
-        """Count a refusal; a line for the first of its kind, as a refused agent comes again and again."""
+    def _refuse_stranger(self, call: IncomingReport | IncomingWatch, error: RpcError) -> None:
+        """Count the refusal of a call that has proven nothing; a line for the first of its kind, as a refused agent
+        comes again and again, and no more lines than anybody can read."""
         self.metrics.call_refused(error.status)
-        cluster_id = call.metadata.get(CLUSTER_KEY, "")[:63]
-        tell = log.info if self._first_time(cluster_id, error.status) else log.debug
+        cluster_id = without_macs(call.metadata.get(CLUSTER_KEY, ""))[:63]
+        tell = log.info if self._first_of_strangers(cluster_id, error.status) else log.debug
         tell("call_refused", cluster=cluster_id, peer=call.peer, status=error.status, error=error.message)
         mistaken = mixed_up(call.metadata, self._trusted)
-        if mistaken is not None and self._first_time(cluster_id, "mixed_up"):
+        if mistaken is not None and self._first_of_strangers(cluster_id, "mixed_up"):
             log.warning("credential_mixed_up", cluster=cluster_id, peer=call.peer, error=mistaken)
+
+    def _refuse(self, call: IncomingReport | IncomingWatch, caller: Caller, error: RpcError) -> None:
+        """The same of one whose cluster is known."""
+        self.metrics.call_refused(error.status)
+        tell = log.info if self._first_time(caller.cluster_id, error.status) else log.debug
+        tell("call_refused", cluster=caller.cluster_id, peer=call.peer, status=error.status, error=error.message)
 
     # Reports.
 
@@ -397,6 +434,7 @@ class Hub:
         with self._serving(call) as served:
             caller = served.caller
             policy = self._policies.of(caller.cluster_id)
+            self._limiter.message(caller.cluster_id, 0, self._clock())
             session = self._open_session(call, served)
             said_goodbye = False
             try:
@@ -411,6 +449,9 @@ class Hub:
                 await call.accept()
                 message = await self._first_message(call.receive)
                 while message is not None:
+                    if served.ended is not None:
+                        # In this very moment, when it had been woken already: what it says does not count any more.
+                        raise served.ended
                     now = self._clock()
                     # A row that names an origin costs as much as a record.
                     self._limiter.message(caller.cluster_id, len(message.items) + len(message.origins), now)
@@ -442,13 +483,16 @@ class Hub:
         if policy.unrestricted:
             self._relay(cluster_id, self._store.apply(received.changes, now))
             return
-        self._store.expire(now)
+        store = self._store
+        store.expire(now)
         news: list[Change] = []
         for step in policy.steps(received.changes):
-            admitted = policy.admit(step, self._store.counts.get(cluster_id, 0), self._store.holds)
+            admitted = policy.admit(
+                step, store.records[cluster_id], store.holds, store.tombstones[cluster_id], store.remembers
+            )
             if admitted.breaches:
                 self._breached(cluster_id, admitted.breaches)
-            news += self._store.apply(admitted.changes, now)
+            news += store.apply(admitted.changes, now)
         self._relay(cluster_id, news)
 
     def _open_session(self, call: IncomingReport, served: _Served) -> Session:
@@ -463,11 +507,15 @@ class Hub:
                 caller.cluster_id, caller.instance, call.peer, heard, self._clock(), caller.uid
             )
         except AlreadyExists as error:
-            self._refuse(call, error)
+            self._refuse(call, caller, error)
             raise
         for replaced in opened.replaced:
             self._reports[replaced].end(_replaced(replaced.cluster_id))
         self._reports[opened.session] = served
+        if opened.formerly is not None and caller.way == Part.SHARED:
+            # It is the same cluster, and must not count twice until its old records have run out. A uid is not proven,
+            # though: who cannot speak for that id as well, as everybody can who has the shared secret, may not say so.
+            self._withdraw(frozenset([opened.formerly]))
         if hidden:
             # Whoever came to watch while it was gone was not shown its records.
             now = self._clock()
@@ -500,10 +548,22 @@ class Hub:
                 log.warning("policy_breach", cluster=cluster_id, reason=reason, detail=breach.detail, told="once")
 
     def _first_time(self, cluster_id: str, what: str) -> bool:
-        """Whether something about a cluster is told for the first time; bounded, as ids may be anything."""
+        """Whether something about a cluster is told for the first time; bounded, as ids may be anything where they are
+        not proven."""
         if (cluster_id, what) in self._told or len(self._told) >= _MOST_TOLD:
             return False
         self._told.add((cluster_id, what))
+        return True
+
+    def _first_of_strangers(self, name: str, what: str) -> bool:
+        """Whether something about an id that nobody has proven, or an address, is told for the first time in a while.
+        Their lines take nothing from those about others."""
+        told = self._told_of_strangers
+        if (name, what) in told or not self._lines_on_strangers.take(1, self._clock()):
+            return False
+        while len(told) >= _MOST_TOLD:
+            del told[next(iter(told))]
+        told[name, what] = None
         return True
 
     # Watches.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from trio_federation.credentials import (
     looks_like_token,
     read_token,
     same_secret,
+    without_macs,
 )
 from trio_federation.errors import InvalidArgument, PermissionDenied, RpcError, Unauthenticated
 from trio_federation.wire import is_instance
@@ -62,17 +62,27 @@ class Caller(NamedTuple):
         return self.way if self.serial is None else self.way.replace("token", f"token {self.serial}")
 
 
-@dataclass(frozen=True, slots=True)
 class Trusted:
-    """What a hub takes for proof. Replaced as a whole when any of it changes."""
+    """What a hub takes for proof. Replaced as a whole when any of it changes, and of no kind that a serialiser takes
+    for a record, as it holds secrets.
 
-    #: the ways of `[hub] accept`, each "shared", "token", "certificate", or two of these with "+" between
-    accept: Sequence[str] = ("shared",)
-    #: the hub's secrets, all of which count; more than one while it is being replaced
-    secrets: tuple[str, ...] = ()
-    denied: DenyList = NOBODY
-    #: where a certificate names its cluster
-    cluster_san: CertificateName | None = None
+    `accept`: the ways of `[hub] accept`, each "shared", "token", "certificate", or two of these with "+" between.
+    `secrets`: the hub's, all of which count; more than one while it is being replaced. `cluster_san`: where a
+    certificate names its cluster."""
+
+    __slots__ = ("accept", "cluster_san", "denied", "secrets")
+
+    def __init__(
+        self,
+        accept: Sequence[str] = ("shared",),
+        secrets: tuple[str, ...] = (),
+        denied: DenyList = NOBODY,
+        cluster_san: CertificateName | None = None,
+    ) -> None:
+        self.accept = accept
+        self.secrets = secrets
+        self.denied = denied
+        self.cluster_san = cluster_san
 
     def __repr__(self) -> str:
         return f"Trusted(accept={list(self.accept)!r}, {len(self.secrets)} secrets, {len(self.denied)} denied)"
@@ -168,14 +178,14 @@ def identify(metadata: Mapping[str, str], names: Sequence[tuple[str, str]], trus
     cluster_id = metadata.get(CLUSTER_KEY, "")
     if not is_label(cluster_id):
         raise InvalidArgument(
-            f"{CLUSTER_KEY} {cluster_id[:80]!r} is not a cluster id, that is, a lower-case RFC 1123 label (≤ 63)"
+            f"{CLUSTER_KEY} {_quoted(cluster_id)} is not a cluster id, that is, a lower-case RFC 1123 label (≤ 63)"
         )
     instance = metadata.get(INSTANCE_KEY)
     if instance is not None and not is_instance(instance):
-        raise InvalidArgument(f"{INSTANCE_KEY} {instance[:80]!r} is not 1 to 64 lower-case hexadecimal digits")
+        raise InvalidArgument(f"{INSTANCE_KEY} {_quoted(instance)} is not 1 to 64 lower-case hexadecimal digits")
     uid = metadata.get(UID_KEY)
     if uid is not None and not is_uid(uid):
-        raise InvalidArgument(f'{UID_KEY} {uid[:80]!r} is not 1 to 128 letters, digits, and any of ". _ : -"')
+        raise InvalidArgument(f'{UID_KEY} {_quoted(uid)} is not 1 to 128 letters, digits, and any of ". _ : -"')
     covering = [way for way in proven if all(presented.proves(Part(part), cluster_id) for part in way.split("+"))]
     if not covering:
         raise PermissionDenied(
@@ -254,6 +264,11 @@ def _read(
 def _credential(metadata: Mapping[str, str]) -> str | None:
     header = metadata.get(CREDENTIAL_KEY, "")
     return header[len(_SCHEME) :] if header[: len(_SCHEME)].lower() == _SCHEME else None
+
+
+def _quoted(text: str) -> str:
+    """What a call has sent in another place than its credential, which may be one all the same."""
+    return repr(without_macs(text)[:80])
 
 
 def _has(presented: Presented, part: str) -> bool:

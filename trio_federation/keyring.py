@@ -5,9 +5,9 @@ the rooms that use it; which secret wins over which, and what may be left out, i
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 import trio
@@ -34,6 +34,8 @@ from trio_federation.rpc import client_tls, server_tls
 log = structlog.get_logger("trio_federation.keyring")
 
 _T = TypeVar("_T")
+#: A deny list, and the faults of lines that deny nobody.
+_Denied: TypeAlias = tuple[DenyList, Sequence[str]]
 
 
 class Keyring:
@@ -58,7 +60,8 @@ class Keyring:
         #: what the admin interface asks for; None: nothing
         self.admin_token = self._admin_token()
         self._agent_secret = self._make_agent_secret()
-        self._hub_secret, self._next_secret, self._deny_list = self._make_hubs()
+        self._hub_secrets = self._make_hub_secrets()
+        self._deny_list = self._make_deny_list()
         if self._faults:
             raise ConfigurationError([f"{config.path}: {fault}" for fault in self._faults])
 
@@ -78,11 +81,11 @@ class Keyring:
         """What the hub takes for proof now."""
         settings = self._config.hub
         assert settings is not None
-        secrets = [_current(self._hub_secret, settings.secret), _current(self._next_secret, None)]
+        secrets = self._hub_secrets.value if self._hub_secrets is not None else (settings.secret,)
         return Trusted(
             settings.accept,
             tuple(secret.reveal() for secret in secrets if secret is not None),
-            self._deny_list.value if self._deny_list is not None else NOBODY,
+            self._deny_list.value[0] if self._deny_list is not None else NOBODY,
             settings.tls.cluster_san if settings.tls is not None else None,
         )
 
@@ -102,11 +105,17 @@ class Keyring:
     # What there is.
 
     def _item(
-        self, what: str, files: list[str], make: Callable[[], _T], *, changed: Callable[[_T], None] | None = None
+        self,
+        what: str,
+        files: list[str],
+        make: Callable[[], _T],
+        *,
+        changed: Callable[[_T], None] | None = None,
+        doubts: Callable[[_T, _T], bool] = lambda _old, _new: False,
     ) -> FileBacked[_T] | None:
         """One more value from files, or None with its fault noted."""
         try:
-            item = FileBacked(what, files, make, changed=changed)
+            item = FileBacked(what, files, make, changed=changed, doubts=doubts)
         except ConfigurationError as error:
             self._faults += error.faults
             return None
@@ -161,27 +170,36 @@ class Keyring:
         make = partial(read_agent_secret_file, file, self._config.cluster_id)
         return self._item("federation.secret_file", [file], make)
 
-    def _make_hubs(
-        self,
-    ) -> tuple[FileBacked[Secret] | None, FileBacked[Secret | None] | None, FileBacked[DenyList] | None]:
+    def _make_hub_secrets(self) -> FileBacked[tuple[Secret | None, ...]] | None:
+        """Both of a hub's secrets at once, so that one that moves from one file to the other counts all the time."""
         settings = self._config.hub
-        secret: FileBacked[Secret] | None = None
-        next_secret: FileBacked[Secret | None] | None = None
-        deny_list: FileBacked[DenyList] | None = None
-        if settings is not None and (file := settings.secret_file) is not None:
-            secret = self._item("hub.secret_file", [file], partial(read_hub_secret_file, file), changed=self._changed)
-        if settings is not None and (file := settings.next_secret_file) is not None:
-            make = partial(_read_next_secret, file)
-            next_secret = self._item("hub.next_secret_file", [file], make, changed=self._changed)
-        if settings is not None and (file := settings.deny_file) is not None:
+        if settings is None or (settings.secret_file is None and settings.next_secret_file is None):
+            return None
+        file, next_file = settings.secret_file, settings.next_secret_file
+
+        def make() -> tuple[Secret | None, ...]:
+            secret = read_hub_secret_file(file) if file is not None else settings.secret
+            return (secret, _read_next_secret(next_file) if next_file is not None else None)
+
+        files = [each for each in (file, next_file) if each is not None]
+        return self._item("hub.secrets", files, make, changed=self._changed)
+
+    def _make_deny_list(self) -> FileBacked[_Denied] | None:
+        settings = self._config.hub
+        if settings is None or (file := settings.deny_file) is None:
+            return None
+
+        def changed(denied: _Denied) -> None:
+            for fault in denied[1]:
+                log.warning("deny_line_ignored", file=file, error=fault)
+            self._changed(denied)
+
+        make = partial(read_deny_file, file)
+        item = self._item("hub.deny_file", [file], make, changed=changed, doubts=_lets_somebody_in)
+        if item is not None:
             # At the start a line that cannot be read is a fault; later the others have to count all the same.
-            try:
-                _, faults = read_deny_file(file)
-                self._faults += [f"[hub] deny_file: {fault}" for fault in faults]
-            except ValueError:
-                pass  # noted below
-            deny_list = self._item("hub.deny_file", [file], partial(_read_denied, file), changed=self._changed)
-        return secret, next_secret, deny_list
+            self._faults += [f"[hub] deny_file: {fault}" for fault in item.value[1]]
+        return item
 
     def _changed(self, _value: object) -> None:
         if self.trusted_changed is not None:
@@ -213,11 +231,6 @@ def _value_of(item: FileBacked[_T] | None) -> Callable[[], _T] | None:
     return (lambda: item.value) if item is not None else None
 
 
-def _current(item: FileBacked[Any] | None, otherwise: Secret | None) -> Secret | None:
-    found: Secret | None = item.value if item is not None else otherwise
-    return found
-
-
 def _read_next_secret(file: str) -> Secret | None:
     """The second secret; None where its file is missing or empty."""
     try:
@@ -231,8 +244,6 @@ def _read_next_secret(file: str) -> Secret | None:
     return read_hub_secret_file(file)
 
 
-def _read_denied(file: str) -> DenyList:
-    denied, faults = read_deny_file(file)
-    for fault in faults:
-        log.warning("deny_line_ignored", file=file, error=fault)
-    return denied
+def _lets_somebody_in(before: _Denied, after: _Denied) -> bool:
+    """Whether a deny list no longer denies somebody whom it did, as one does that is just being written."""
+    return not (before[0].clusters <= after[0].clusters and before[0].tokens <= after[0].tokens)

@@ -22,6 +22,12 @@ REASONS = ("env_not_allowed", "too_many_records", "idle_cut")
 ANSWERS_KEPT = 10_000
 
 
+#: Withdrawals that are remembered of a cluster whose records are limited: so many for each record, and so many at the
+#: least. Far more than pools come and go while one is remembered, and few enough to be no burden.
+REMEMBERED_FOR_EACH = 10
+LEAST_REMEMBERED = 1_000
+
+
 class Breach(NamedTuple):
     """Records of one batch that broke one rule."""
 
@@ -90,6 +96,7 @@ class Policy:
         self.max_idle = settings.max_idle
         self._report = _Answers(settings.report)
         self._see = _Answers(settings.see)
+        self._most_remembered = max(REMEMBERED_FOR_EACH * (settings.max_records or 0), LEAST_REMEMBERED)
         #: whether every env may be reported
         self.reports_all = self._report.all
         #: whether every env may be seen
@@ -123,20 +130,32 @@ class Policy:
             withdrawing = is_withdrawal
         yield changes[first:] if first else changes
 
-    def admit(self, changes: Sequence[Change], held: int, holds: Callable[[Identity], bool]) -> Admitted:
+    def admit(
+        self,
+        changes: Sequence[Change],
+        held: int,
+        holds: Callable[[Identity], bool],
+        remembered: int = 0,
+        remembers: Callable[[Identity], bool] = lambda _identity: False,
+    ) -> Admitted:
         """What may be said of a batch of changes of one cluster.
 
         `held`: how many records of that cluster are held now; `holds`: whether one of them is. What may not be reported
         is dropped, withdrawals too, which are not counted as breaches; so is a new identity for which there is no room.
         Within the batch new ones take room, and withdrawals of what is held make it. An idle that is too high is cut.
-        Where nothing is restricted, a list comes back as the same object."""
+        Where nothing is restricted, a list comes back as the same object.
+
+        `remembered`: how many withdrawals of that cluster are remembered now; `remembers`: whether that of an identity
+        is. They take memory as records do, so where records are limited, they are, too: without room for one more, what
+        makes one is dropped, a withdrawal of what is not held, or a new identity, which will be withdrawn one day."""
         if self.unrestricted:
             return Admitted(changes if isinstance(changes, list) else list(changes), {})
         report = None if self.reports_all else self._report
         max_idle = self.max_idle
         # Mostly there is room even if all of them were new, and then nobody need ask which of them are.
         room = self.max_records - held if self.max_records is not None else len(changes)
-        is_scarce = room < len(changes)
+        memory = self._most_remembered - remembered if self.max_records is not None else len(changes)
+        is_scarce = room < len(changes) or memory < len(changes)
         there: dict[Identity, bool] = {}
         admitted: list[Change] = []
         not_allowed: list[Capacity] = []
@@ -150,7 +169,7 @@ class Policy:
                 if is_scarce:
                     identity = change.identity
                     if not (there[identity] if identity in there else holds(identity)):
-                        if room <= 0:
+                        if room <= 0 or memory <= 0:
                             too_many.append(change)
                             continue
                         room -= 1
@@ -162,9 +181,17 @@ class Policy:
                 identity = change.identity
                 if report is not None and not report[identity[1:3]]:
                     continue
-                if is_scarce and (there[identity] if identity in there else holds(identity)):
-                    room += 1
-                    there[identity] = False
+                if is_scarce:
+                    if there[identity] if identity in there else holds(identity):
+                        room += 1
+                        memory -= 1
+                        there[identity] = False
+                    elif identity not in there and not remembers(identity):
+                        if memory <= 0:
+                            too_many.append(Capacity(*identity))
+                            continue
+                        memory -= 1
+                        there[identity] = False
             admitted.append(change)
         breaches = {
             reason: Breach(len(found), self._detail(reason, found[0]))

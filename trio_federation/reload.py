@@ -59,6 +59,8 @@ class _Failed(NamedTuple):
 class FileBacked(Generic[T]):
     """A value made from files, and made again when they change.
 
+    `doubts`: told the value that counts and the one that would replace it; where it answers True, that one counts only
+    when the next look has found the same bytes, as files are also emptied before they are written.
     `what`: names it in log and metrics, for instance "hub.tls". `make`: reads the files and makes the value; raises
     ValueError or ConfigurationError, with texts that can be shown, or an OSError, where they cannot be used. It is
     called here at once, where what it raises comes out, and later in a thread. `changed`: told of each new value after
@@ -74,12 +76,16 @@ class FileBacked(Generic[T]):
         make: Callable[[], T],
         *,
         changed: Callable[[T], None] | None = None,
+        doubts: Callable[[T, T], bool] = lambda _old, _new: False,
         in_thread: bool = True,
     ) -> None:
         self.what = what
         self.files = tuple(files)
         self._make = make
         self._changed = changed
+        self._doubts = doubts
+        #: the state of the files whose value was in doubt at the last look
+        self._doubted: State | None = None
         self._in_thread = in_thread
         before = _state_of(self.files)
         self._value = make()
@@ -135,8 +141,12 @@ class FileBacked(Generic[T]):
         return _Made(value, before if _state_of(self.files) == before else None)
 
     def _note(self, found: _Nothing | _Made[T] | _Failed) -> Outcome | None:
+        doubted, self._doubted = self._doubted, None
         if isinstance(found, _Failed):
             return self._note_failure(found)
+        if isinstance(found, _Made) and self._is_in_doubt(found, doubted):
+            self._doubted = found.made_from
+            return None
         told = bool(self._told)
         self._told.clear()
         self._failing = None
@@ -151,6 +161,10 @@ class FileBacked(Generic[T]):
         if isinstance(found, _Made) and self._changed is not None:
             self._changed(found.value)
         return "ok"
+
+    def _is_in_doubt(self, found: _Made[T], doubted: State | None) -> bool:
+        seen_twice = found.made_from is not None and found.made_from == doubted
+        return not seen_twice and self._doubts(self._value, found.value)
 
     def _note_failure(self, failed: _Failed) -> Outcome | None:
         again = failed.state is not None and failed.state == self._failing

@@ -68,7 +68,7 @@ class _Tombstone:
 
     def forget(self, table: SampleTable) -> None:
         if table._tombstones.get(self.identity) is self:
-            del table._tombstones[self.identity]
+            table._remove_tombstone(self.identity)
 
 
 class _Instance:
@@ -129,6 +129,12 @@ class SampleTable:
     def record_removed(self, record: Capacity) -> None:
         """An identity has no record any more: withdrawn, or run out."""
 
+    def tombstone_added(self, identity: Identity) -> None:
+        """It is remembered now that an identity was withdrawn."""
+
+    def tombstone_removed(self, identity: Identity) -> None:
+        """It is not remembered any more that an identity was withdrawn."""
+
     # Taking in.
 
     def apply(self, changes: Iterable[Change], now: float) -> list[Change]:
@@ -178,7 +184,7 @@ class SampleTable:
                 self._remove(slot)
             return None
         if tombstone is not None:
-            del self._tombstones[identity]
+            self._remove_tombstone(identity)
         if slot is None:
             slot = self._slots[identity] = _Slot(identity, record, observed_at)
             self._count(record, 1)
@@ -214,6 +220,8 @@ class SampleTable:
         if self.tombstone_ttl > 0:
             # Without a place in a history of its own it ends what was known so far, and keeps that place.
             kept = origin or (slot.record.origin if slot else None) or (tombstone.origin if tombstone else None)
+            if identity not in self._tombstones:
+                self.tombstone_added(identity)
             tombstone = self._tombstones[identity] = _Tombstone(identity, kept, now, now + self.tombstone_ttl)
             self._push(tombstone)
         return withdrawal
@@ -259,6 +267,10 @@ class SampleTable:
     def holds(self, identity: Identity) -> bool:
         """Whether there is a record of an identity, fresh or not freed yet."""
         return identity in self._slots
+
+    def remembers(self, identity: Identity) -> bool:
+        """Whether it is remembered that an identity was withdrawn."""
+        return identity in self._tombstones
 
     def held_records(self) -> list[Capacity]:
         """Every record, also those that have run out and are not freed yet, in one quick step."""
@@ -316,6 +328,10 @@ class SampleTable:
             item.forget(self)
         else:
             self._enter(item, ends_at if ends_at > now else math.nextafter(now, math.inf))
+
+    def _remove_tombstone(self, identity: Identity) -> None:
+        del self._tombstones[identity]
+        self.tombstone_removed(identity)
 
     def _remove(self, slot: _Slot) -> None:
         del self._slots[slot.identity]

@@ -37,6 +37,8 @@ class Opened(NamedTuple):
 
     session: Session
     replaced: tuple[Session, ...]
+    #: the id under which its cluster was reported before, where that was another one
+    formerly: str | None = None
 
 
 class Sessions:
@@ -86,6 +88,8 @@ class Sessions:
                 f"ids: give all of its agents one cluster_id; if that one is gone, {cluster_id!r} is let in "
                 f"{self._rest(twin, now):.0f} s from now"
             )
+        if current is not None and current.uid is not None and self._uids.get(current.uid) is current:
+            del self._uids[current.uid]
         session = self._sessions[cluster_id] = Session(cluster_id, instance, peer, heard, uid)
         if uid is not None:
             self._uids[uid] = session
@@ -93,12 +97,15 @@ class Sessions:
         if twin is not None:
             # It is still the newest of its id; from this moment its data do not count any more.
             self.close(twin, now, said_goodbye=False)
-        return Opened(session, replaced)
+        return Opened(session, replaced, twin.cluster_id if twin is not None else None)
 
     def close(self, session: Session, now: float, *, said_goodbye: bool) -> None:
         """A session has ended. `said_goodbye`: the agent ended it itself, so that it needs no time to come back.
         The late end of a replaced session changes nothing."""
         if session.ended_at is None:
+            # What tells it holds on to the call, which is over.
+            last = min(session.heard(), now)
+            session.heard = lambda: last
             session.ended_at = now
             session.said_goodbye = said_goodbye
 

@@ -240,7 +240,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert (hub.policy, hub.next_secret_file, hub.deny_file, Admin().token, Admin().tls) == ((), None, None, None, None)
     limits = hub.limits
     assert (limits.connections, limits.streams, limits.first_message) == (256, 16, 15.0)
-    assert (limits.message_rate, limits.record_rate) == (100, 5_000)
+    assert (limits.message_rate, limits.record_rate) == (100, 20_000)
 
 
 def test_hub_with_tls_may_be_bound_wide(tmp_path: Path) -> None:

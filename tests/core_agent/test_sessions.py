@@ -1,4 +1,5 @@
-"""Who may report for a cluster id, against a model that only remembers the newest session, and rule by rule."""
+"""Who may report for a cluster id, and under which one, against a model that only remembers the newest session of each
+id, and rule by rule."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ TICK = 0.5
 SILENCE = 15.0
 GRACE = 10.0
 FORGET = 60.0
+CLUSTERS = ("east", "west", "north")
 
 
 class Peer:
     """What the model knows of one session: when its peer was heard, and how it ended."""
 
-    def __init__(self, cluster_id: str, instance: str | None, now: float) -> None:
+    def __init__(self, cluster_id: str, instance: str | None, uid: str | None, now: float) -> None:
         self.cluster_id = cluster_id
         self.instance = instance
+        self.uid = uid
         self.heard_at = now
         self.ended_at: float | None = None
         self.said_goodbye = False
@@ -35,7 +38,8 @@ class Peer:
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    """Instances come, are heard, and go, well or badly, in any order and also late."""
+    """Instances come, are heard, and go, well or badly, in any order and also late; some of them say what tells their
+    cluster from others, and some of these claim several ids."""
 
     peers = Bundle[Peer]("peers")
 
@@ -47,19 +51,31 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(
         target=peers,
-        cluster_id=st.sampled_from(("east", "west")),
+        cluster_id=st.sampled_from(CLUSTERS),
         instance=st.sampled_from(("aa", "bb", "cc", None)),
+        uid=st.sampled_from(("u1", "u1", "u2", None)),
     )
-    def open(self, cluster_id: str, instance: str | None) -> Peer | MultipleResults[Peer]:
-        """semantics.md, "Hub": "One cluster id, one live reporter"."""
+    def open(self, cluster_id: str, instance: str | None, uid: str | None) -> Peer | MultipleResults[Peer]:
+        """semantics.md, "Hub": "One cluster id, one live reporter"; and one cluster under one id only."""
         before = self.newest.get(cluster_id)
-        peer = Peer(cluster_id, instance, self.now)
+        peer = Peer(cluster_id, instance, uid, self.now)
+        # The same cluster under other ids. Who speaks for it there is another process than this one, whatever it says.
+        twins = [each for each in self.newest.values() if each is not before and uid is not None and each.uid == uid]
         if before is not None and not self._may_replace(before, instance):
-            with pytest.raises(AlreadyExists, match=cluster_id):
-                self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now)
+            with pytest.raises(AlreadyExists, match=f"cluster {cluster_id!r} is reported by another instance"):
+                self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now, uid)
             return multiple()
-        opened = self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now)
-        assert opened.replaced is (before.session if before is not None and before.ended_at is None else None)
+        for twin in twins:
+            if not self._may_replace(twin, None):
+                with pytest.raises(AlreadyExists, match=f"reported as {twin.cluster_id!r} already"):
+                    self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now, uid)
+                return multiple()
+        opened = self.sessions.open(cluster_id, instance, "peer", peer.heard, self.now, uid)
+        ended = [each for each in (before, *twins) if each is not None and each.ended_at is None]
+        assert opened.replaced == tuple(each.session for each in ended)
+        for twin in twins:
+            if twin.ended_at is None:
+                twin.ended_at = self.now
         peer.session = opened.session
         self.newest[cluster_id] = peer
         return peer
@@ -80,9 +96,10 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(peer=consumes(peers), said_goodbye=st.booleans())
     def close(self, peer: Peer, said_goodbye: bool) -> None:
-        """A session ends, perhaps long after it was replaced."""
-        peer.ended_at = self.now
-        peer.said_goodbye = said_goodbye
+        """A session ends, perhaps long after it was replaced, or after its cluster was taken over under another id."""
+        if peer.ended_at is None:
+            peer.ended_at = self.now
+            peer.said_goodbye = said_goodbye
         self.sessions.close(peer.session, self.now, said_goodbye=said_goodbye)
 
     @rule(ticks=st.integers(1, 40))
@@ -103,13 +120,21 @@ class SessionsMachine(RuleBasedStateMachine):
     @invariant()
     def only_the_newest_counts(self) -> None:
         """Hub: "late data and the late end of a replaced session change nothing"."""
-        for cluster_id in ("east", "west"):
+        for cluster_id in CLUSTERS:
             peer = self.newest.get(cluster_id)
             gone_for = 0.0 if peer is None or peer.ended_at is None else self.now - peer.ended_at
             assert self.sessions.hides(cluster_id, self.now) is (gone_for > GRACE)
             if peer is not None:
                 assert self.sessions.is_current(peer.session) is (peer.ended_at is None)
-        assert self.sessions.live() == sum(1 for peer in self.newest.values() if peer.ended_at is None)
+        live = sorted(cluster_id for cluster_id, peer in self.newest.items() if peer.ended_at is None)
+        assert self.sessions.live() == len(live)
+        assert self.sessions.live_clusters() == live
+
+    @invariant()
+    def no_cluster_counts_twice(self) -> None:
+        """Whatever was opened and taken over: of live reporters, no two say one uid."""
+        uids = [peer.uid for peer in self.newest.values() if self.sessions.is_current(peer.session) and peer.uid]
+        assert len(uids) == len(set(uids))
 
 
 TestSessions = SessionsMachine.TestCase
@@ -120,9 +145,11 @@ def at(now: float) -> Callable[[], float]:
     return lambda: now
 
 
-def opened(sessions: Sessions, instance: str | None, now: float) -> Opened:
-    """A session for "east", heard when it was opened."""
-    return sessions.open("east", instance, "10.0.0.1:1", at(now), now)
+def opened(
+    sessions: Sessions, instance: str | None, now: float, *, cluster_id: str = "east", uid: str | None = None
+) -> Opened:
+    """A session, heard when it was opened and never again."""
+    return sessions.open(cluster_id, instance, "10.0.0.1:1", at(now), now, uid)
 
 
 def test_a_second_instance_is_refused_until_the_first_has_been_silent_for_the_limit() -> None:
@@ -135,7 +162,7 @@ def test_a_second_instance_is_refused_until_the_first_has_been_silent_for_the_li
     with pytest.raises(AlreadyExists, match="'east'"):
         opened(sessions, "bb", SILENCE)
     taken_over = opened(sessions, "bb", SILENCE + TICK)
-    assert taken_over.replaced is first
+    assert taken_over.replaced == (first,)
     assert not sessions.is_current(first)
     assert sessions.is_current(taken_over.session)
 
@@ -146,7 +173,7 @@ def test_the_late_end_of_a_replaced_session_changes_nothing() -> None:
     sessions = Sessions()
     first = opened(sessions, "aa", 0.0).session
     second = opened(sessions, "aa", 0.0)
-    assert second.replaced is first
+    assert second.replaced == (first,)
     sessions.close(first, 1.0, said_goodbye=True)
     assert sessions.is_current(second.session)
     assert sessions.live() == 1
@@ -164,7 +191,7 @@ def test_a_peer_without_an_instance_is_an_instance_of_its_own() -> None:
     with pytest.raises(AlreadyExists):
         opened(sessions, "aa", 1.0)
     sessions.close(first, 2.0, said_goodbye=False)
-    assert opened(sessions, None, 2.0).replaced is None
+    assert opened(sessions, None, 2.0).replaced == ()
 
 
 def test_records_are_shown_for_the_grace_after_their_reporter_vanished() -> None:
@@ -189,3 +216,80 @@ def test_clusters_without_a_session_are_forgotten_and_others_are_not() -> None:
     sessions.forget(FORGET + TICK)
     assert not sessions.hides("east", FORGET + TICK)
     assert sessions.is_current(live)
+
+
+def test_one_cluster_under_two_ids_is_refused_by_name() -> None:
+    """With `x-federation-uid`, "one cluster under two ids is refused by name", however its agents are called."""
+    sessions = Sessions(silence_limit=SILENCE)
+    opened(sessions, "aa", 0.0, uid="u1")
+    for instance in ("aa", "bb", None):
+        with pytest.raises(AlreadyExists, match=r"reported as 'east' already \(10\.0\.0\.1:1\).*'west' is let in 10 s"):
+            opened(sessions, instance, 5.0, cluster_id="west", uid="u1")
+    # Another cluster, or one that does not say which it is, is let in.
+    opened(sessions, "bb", 5.0, cluster_id="west", uid="u2")
+    opened(sessions, "cc", 5.0, cluster_id="north")
+    assert sessions.live_clusters() == ["east", "north", "west"]
+
+
+def test_two_clusters_under_one_id_are_told_that_they_are_two() -> None:
+    """The refusal says what tells them apart, where it is known; without it, it may be one cluster with two agents."""
+    sessions = Sessions(silence_limit=SILENCE)
+    opened(sessions, "aa", 0.0, uid="u1")
+    with pytest.raises(AlreadyExists, match="their uids differ, so two clusters share one cluster_id"):
+        opened(sessions, "bb", 0.0, uid="u2")
+    for uid in ("u1", None):
+        with pytest.raises(AlreadyExists, match="if it is not, two clusters share one cluster_id"):
+            opened(sessions, "bb", 0.0, uid=uid)
+
+
+def test_a_cluster_under_another_id_takes_over_from_one_that_is_silent() -> None:
+    """And ends it, so that what it still says does not count; when it comes back, it is the one that is refused."""
+    sessions = Sessions(silence_limit=SILENCE)
+    first = opened(sessions, "aa", 0.0, uid="u1").session
+    with pytest.raises(AlreadyExists):
+        opened(sessions, "bb", SILENCE, cluster_id="west", uid="u1")
+    second = opened(sessions, "bb", SILENCE + TICK, cluster_id="west", uid="u1")
+    assert second.replaced == (first,)
+    assert not sessions.is_current(first)
+    assert sessions.live_clusters() == ["west"]
+    with pytest.raises(AlreadyExists, match="reported as 'west' already"):
+        opened(sessions, "aa", SILENCE + TICK, uid="u1")
+
+
+def test_a_cluster_that_was_renamed_after_a_goodbye_need_not_wait() -> None:
+    """An operator stops the agent, gives it another cluster_id, and starts it."""
+    sessions = Sessions(silence_limit=SILENCE)
+    sessions.close(opened(sessions, "aa", 0.0, uid="u1").session, 1.0, said_goodbye=True)
+    assert opened(sessions, "bb", 1.0, cluster_id="west", uid="u1").replaced == ()
+    # One that only vanished gets the silence limit to come back, under its own id.
+    sessions.close(opened(sessions, "cc", 1.0, cluster_id="north", uid="u2").session, 2.0, said_goodbye=False)
+    with pytest.raises(AlreadyExists, match="reported as 'north' already"):
+        opened(sessions, "dd", 2.0, cluster_id="south", uid="u2")
+
+
+def test_one_call_may_replace_two() -> None:
+    """The same instance as before under one id, and a silent one of its cluster under another."""
+    sessions = Sessions(silence_limit=SILENCE)
+    west = opened(sessions, "bb", 0.0, cluster_id="west", uid="u1").session
+    east = opened(sessions, "aa", 0.0).session
+    both = opened(sessions, "aa", SILENCE + TICK, uid="u1")
+    assert both.replaced == (east, west)
+    assert sessions.live_clusters() == ["east"]
+
+
+def test_a_uid_that_is_not_said_any_more_keeps_nobody_out() -> None:
+    """What counts is what the newest session of an id says."""
+    sessions = Sessions(silence_limit=SILENCE)
+    opened(sessions, "aa", 0.0, uid="u1")
+    opened(sessions, "aa", 1.0)
+    assert opened(sessions, "bb", 1.0, cluster_id="west", uid="u1").replaced == ()
+    assert sessions.live_clusters() == ["east", "west"]
+
+
+def test_uids_are_forgotten_with_their_sessions() -> None:
+    """A hub's memory is bounded by who reports, also where everybody says a new uid each time."""
+    sessions = Sessions(silence_limit=SILENCE, grace=GRACE, forget_after=FORGET)
+    for number in range(50):
+        opened(sessions, "aa", float(number), uid=f"u{number}")
+    sessions.forget(50.0)
+    assert len(sessions._uids) == 1

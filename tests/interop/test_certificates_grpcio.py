@@ -609,11 +609,11 @@ async def test_everything_is_replaced_under_load_without_a_gap(
         assert await status(secret=NEXT_MASTER) is Code.UNAUTHENTICATED
 
         # The secret: first both count, then only the new one.
-        await replace("hub.next_secret_file", next_secret=NEXT_MASTER.encode())
+        await replace("hub.secrets", next_secret=NEXT_MASTER.encode())
         assert await status() is Code.OK
         assert await status(secret=NEXT_MASTER) is Code.OK
-        await replace("hub.secret_file", hub_secret=NEXT_MASTER.encode())
-        await replace("hub.next_secret_file", next_secret=b"")
+        await replace("hub.secrets", hub_secret=NEXT_MASTER.encode())
+        await replace("hub.secrets", next_secret=b"")
         assert await status() is Code.UNAUTHENTICATED
         assert await status(secret=NEXT_MASTER) is Code.OK
         await steady.goes_on()

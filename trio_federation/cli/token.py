@@ -40,7 +40,7 @@ def token(cluster: str, secret_file: str, serial: str) -> None:
     """
     number = read_serial(serial)
     if number is None:
-        raise ConfigurationError([f"--serial: {serial[:40]!r} is not a whole number from 1 to {MAX_SERIAL}"])
+        raise ConfigurationError([f"--serial: {serial[:12]!r} is not a whole number from 1 to {MAX_SERIAL}"])
     try:
         made = make_token(read_hub_secret_file(secret_file).reveal(), cluster, number)
     except ValueError as error:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import grpclib.server
@@ -45,6 +46,29 @@ REFUSED_FOR = 2.0
 log = structlog.get_logger("trio_federation.rpc")
 
 
+class _OpenCalls:
+    """The calls of one connection that were let in: how many are open, and since when there is none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.none_since = trio.current_time()
+        self.none = trio.Event()
+        self.none.set()
+
+    def begin(self) -> None:
+        """One more is open."""
+        if self._count == 0:
+            self.none = trio.Event()
+        self._count += 1
+
+    def end(self) -> None:
+        """One has ended."""
+        self._count -= 1
+        if self._count == 0:
+            self.none_since = trio.current_time()
+            self.none.set()
+
+
 class _IncomingCall(Generic[_Request, _Response]):
     """A call that a peer has made."""
 
@@ -54,6 +78,7 @@ class _IncomingCall(Generic[_Request, _Response]):
         connection: Http2Connection,
         peer: str,
         names: Sequence[tuple[str, str]] = (),
+        open_calls: _OpenCalls | None = None,
     ) -> None:
         self._stream = stream
         self._connection = connection
@@ -61,6 +86,7 @@ class _IncomingCall(Generic[_Request, _Response]):
         self.peer = peer
         #: the subject alternative names (kind, value) of the client certificate that TLS has verified; none without one
         self.names = names
+        self._open_calls = open_calls
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -75,6 +101,16 @@ class _IncomingCall(Generic[_Request, _Response]):
     def last_received(self) -> float:
         """trio's time at which anything came in on the caller's connection last, signs of life included."""
         return self._connection.last_received
+
+    @contextmanager
+    def let_in(self) -> Iterator[None]:
+        """Inside, the call is a reason to keep its connection."""
+        calls = self._open_calls or _OpenCalls()
+        calls.begin()
+        try:
+            yield
+        finally:
+            calls.end()
 
     async def accept(self) -> None:
         """Tell the caller that it is being served, before there is anything to send."""
@@ -119,7 +155,7 @@ class FederationServer:
 
     `report`, `watch`: handlers, each called in a task of its own per call. An RpcError that one raises is the call's
     status; anything else is logged and the peer is told UNKNOWN. When a handler returns the call ends well.
-    `first_call`: seconds after which a connection is ended on which no call has been made."""
+    `first_call`: seconds after which a connection is ended that has no call that a handler has let in."""
 
     def __init__(
         self,
@@ -145,7 +181,7 @@ class FederationServer:
             if refusal is not None:
                 nursery.start_soon(_end_soon, connection, refusal)
             elif self._first_call < math.inf:
-                nursery.start_soon(_end_idle, connection, methods.called, self._first_call)
+                nursery.start_soon(_end_idle, connection, methods.open_calls, self._first_call)
             try:
                 await connection.run()
             finally:
@@ -156,11 +192,15 @@ class FederationServer:
                 log.debug("connection_ended", peer=peer, reason=connection.ended)
 
 
-async def _end_idle(connection: Http2Connection, called: trio.Event, seconds: float) -> None:
-    with trio.move_on_after(seconds):
-        await called.wait()
-        return
-    connection.say_goodbye(f"no call within {seconds:g} s")
+async def _end_idle(connection: Http2Connection, calls: _OpenCalls, seconds: float) -> None:
+    """End a connection that has had no call for so long that was let in: one that is refused again and again takes the
+    place of others."""
+    while True:
+        await calls.none.wait()
+        await trio.sleep_until(calls.none_since + seconds)
+        if calls.none.is_set() and trio.current_time() >= calls.none_since + seconds:
+            connection.say_goodbye(f"no call that was let in within {seconds:g} s")
+            return
 
 
 async def _end_soon(connection: Http2Connection, refusal: RpcError) -> None:
@@ -210,8 +250,7 @@ class _Methods:
         self._peer = peer
         self._names = names
         self._refusal = refusal
-        #: set at the first call
-        self.called = trio.Event()
+        self.open_calls = _OpenCalls()
 
     def mapping(self) -> dict[str, MethodHandler]:
         """By path: grpclib's record of each method of the generated service, with our function in it, and what it
@@ -226,14 +265,16 @@ class _Methods:
         }
 
     async def _serve_report(self, stream: grpclib.server.Stream[Any, Any]) -> None:
-        await self._serve(self._report, IncomingReport(stream, self.connection, self._peer, self._names))
+        await self._serve(self._report, self._incoming(IncomingReport, stream))
 
     async def _serve_watch(self, stream: grpclib.server.Stream[Any, Any]) -> None:
-        await self._serve(self._watch, IncomingWatch(stream, self.connection, self._peer, self._names))
+        await self._serve(self._watch, self._incoming(IncomingWatch, stream))
+
+    def _incoming(self, kind: type[_Call], stream: grpclib.server.Stream[Any, Any]) -> _Call:
+        return kind(stream, self.connection, self._peer, self._names, self.open_calls)
 
     async def _serve(self, function: Callable[[_Call], Awaitable[None]], call: _Call) -> None:
         """asyncio's half: grpclib cancels it when the stream ends."""
-        self.called.set()
         if self._refusal is not None:
             raise to_status(self._refusal) from self._refusal
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

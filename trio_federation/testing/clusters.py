@@ -15,6 +15,8 @@ import trio
 from trio_federation.agent import Agent
 from trio_federation.capacity import Capacity
 from trio_federation.clock import Clock, trio_clock
+from trio_federation.config import HubSettings
+from trio_federation.credentials import make_token
 from trio_federation.errors import Unavailable
 from trio_federation.hookspecs import (
     CapacityFilter,
@@ -40,6 +42,13 @@ C = TypeVar("C")
 
 #: the shared secret of every simulated federation; no log may ever show it
 SECRET = "simulated-secret-4711"  # noqa: S105
+
+
+def credential_for(cluster_id: str, hub_settings: HubSettings) -> str:
+    """What proves a cluster to the hubs of a simulated federation: their secret, or its own token where the secret does
+    not count. Raises ValueError for a token of an id that can have none."""
+    parts = [part for way in hub_settings.accept for part in way.split("+")]
+    return make_token(SECRET, cluster_id) if "token" in parts and "shared" not in parts else SECRET
 
 
 def always(plugin: T) -> Callable[[], T]:
@@ -77,7 +86,8 @@ class AgentProcess:
             sinks=cluster.sink_makers(),
             filters=cluster.filter_makers(),
             hubs={name: self._unless_dead(route.dialer(self)) for name, route in cluster.routes.items()},
-            credential=cluster.credential,
+            credential=lambda: cluster.credential,
+            renewals=lambda: cluster.renewals,
             clock=cluster.clock,
             generator=generator,
             standing=cluster.standing,
@@ -166,7 +176,9 @@ class SimulatedCluster:
             )
             for hub in simulation.every_hub()
         }
-        self.credential: str | None = SECRET
+        self._credential: str | None = credential_for(cluster_id, simulation.hub_settings)
+        #: how often `credential` was set
+        self.renewals = 0
         #: what the hubs say of the reports of the agent that was started last
         self.standing = Standing()
         #: seconds by which this cluster's clock is ahead of everybody else's
@@ -207,6 +219,18 @@ class SimulatedCluster:
     def is_running(self) -> bool:
         """Whether the agent that was started last runs."""
         return self._process is not None and self._process.is_running
+
+    @property
+    def credential(self) -> str | None:
+        """What its agents prove it with: the secret of the hubs, or its token where that does not count. Another one
+        counts from the next call on, as a file that is read again does."""
+        return self._credential
+
+    @credential.setter
+    def credential(self, credential: str | None) -> None:
+        self._credential = credential
+        self.renewals += 1
+        self.note("credential")
 
     @property
     def clock(self) -> Clock:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import MockClock
 
+from trio_federation.config import HubSettings
 from trio_federation.testing.invariants import Invariant, every_invariant
 from trio_federation.testing.network import OtherHub
 from trio_federation.testing.simulation import LONGEST, Simulation, simulated_federation
@@ -43,6 +44,7 @@ class FederationFactory:
         seed: int | None = None,
         hub_ttl: float = 60.0,
         grace: float = 10.0,
+        hub_settings: HubSettings | None = None,
         invariants: Sequence[Invariant] | None = None,
         check_every: float = 1.0,
         start: bool = True,
@@ -59,6 +61,7 @@ class FederationFactory:
             seed=self.seed if seed is None else seed,
             hub_ttl=hub_ttl,
             grace=grace,
+            hub_settings=hub_settings,
             invariants=every_invariant() if invariants is None else invariants,
             check_every=check_every,
             start=start,

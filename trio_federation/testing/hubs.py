@@ -9,6 +9,7 @@ from trio_federation.clock import trio_clock
 from trio_federation.config import HubSettings
 from trio_federation.errors import Unavailable
 from trio_federation.hub import Hub
+from trio_federation.identity import Trusted
 from trio_federation.testing.network import Note, Route
 
 
@@ -26,6 +27,7 @@ class SimulatedHub:
         self._nursery = nursery
         self._note = note
         self._scope = trio.CancelScope()
+        self._trusted: Trusted | None = None
         self._hub: Hub | None = None
 
     @property
@@ -38,6 +40,13 @@ class SimulatedHub:
     def is_up(self) -> bool:
         """Whether it runs."""
         return self._hub is not None
+
+    def trust(self, trusted: Trusted) -> None:
+        """Take something else for proof from now on, as when the hub's files have changed; also after a restart."""
+        self._trusted = trusted
+        self._note("trusts", accept=list(trusted.accept), denied=len(trusted.denied))
+        if self._hub is not None:
+            self._hub.trust(trusted)
 
     def serve(self, stream: trio.abc.Stream) -> None:
         """Take in a connection. Raises Unavailable while the hub is down."""
@@ -67,5 +76,5 @@ class SimulatedHub:
         base = trio_clock()
         # Inherited by every task below: whose line it is, in logs of many nodes.
         with structlog.contextvars.bound_contextvars(node=self.name), self._scope:
-            self._hub = Hub(self.settings, clock=lambda: base() + self.clock_offset)
+            self._hub = Hub(self.settings, trusted=self._trusted, clock=lambda: base() + self.clock_offset)
             await self._hub.run(task_status=task_status)

@@ -22,6 +22,8 @@ class ScriptedSource(CapacitySource):
         self.failure: BaseException | None = None
         #: seconds that a collect takes
         self.slowness = 0.0
+        #: what `cluster_uid` says
+        self.uid: str | None = None
         #: how many collects were begun
         self.collects = 0
         #: how often it was closed
@@ -40,6 +42,10 @@ class ScriptedSource(CapacitySource):
         if self._frozen:
             return self._records
         return [stamped(record, None, record.origin) for record in self._records]
+
+    def cluster_uid(self) -> str | None:
+        """`uid`, as the test has set it."""
+        return self.uid
 
     async def aclose(self) -> None:
         """Counts that it was closed."""
@@ -147,6 +153,10 @@ class SourceGate(CapacitySource):
     def is_live(self) -> bool:
         """What the source says."""
         return self.source.is_live()
+
+    def cluster_uid(self) -> str | None:
+        """What the source says."""
+        return self.source.cluster_uid()
 
     def unknown_namespaces(self) -> Collection[str]:
         """What the source says."""

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, TypeVar
 
+import msgspec
 import trio
 from trio.testing import MockClock
 
@@ -19,7 +20,7 @@ from trio_federation.config import Endpoint, Federation, HubSettings, Secret
 from trio_federation.identity import call_metadata
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.rpc import HubConnection, MemoryLink, open_bridge
-from trio_federation.testing.clusters import SECRET, AgentProcess, SimulatedCluster
+from trio_federation.testing.clusters import SECRET, AgentProcess, SimulatedCluster, credential_for
 from trio_federation.testing.eventlog import EventLog
 from trio_federation.testing.hubs import SimulatedHub
 from trio_federation.testing.invariants import Invariant, InvariantBroken
@@ -196,14 +197,19 @@ class Simulation:
         *,
         hub: int = 0,
         instance: str | None = None,
-        credential: str = SECRET,
+        credential: str | None = None,
+        uid: str | None = None,
         link: MemoryLink | None = None,
     ) -> AsyncIterator[HubConnection]:
         """A connection to a hub that makes no calls by itself: for peers that do what our agents never do. Without
-        `instance` it is one that knows nothing of origins. `link`: what it goes over, to be held or cut."""
+        `instance` it is one that knows nothing of origins. `credential`: by default the one that an agent of that
+        cluster has; "" is none. `uid`: what it says that tells its cluster from others. `link`: what it goes over, to
+        be held or cut."""
         link = link or MemoryLink(client=f"{cluster_id} (test)", server=self.hubs[hub].name)
         self.hubs[hub].serve(link.server)
-        metadata = [pair for pair in call_metadata(cluster_id, instance or "", credential) if pair[1]]
+        if credential is None:
+            credential = credential_for(cluster_id, self.hub_settings)
+        metadata = [pair for pair in call_metadata(cluster_id, instance or "", credential or None, uid) if pair[1]]
         note = self.log.of(f"{cluster_id}~{self.hubs[hub].name}")
         note("connected", by="test")
         try:
@@ -297,6 +303,7 @@ async def simulated_federation(
     seed: int = 0,
     hub_ttl: float = 60.0,
     grace: float = 10.0,
+    hub_settings: HubSettings | None = None,
     invariants: Sequence[Invariant] = (),
     check_every: float = 1.0,
     start: bool = True,
@@ -306,8 +313,10 @@ async def simulated_federation(
 ) -> AsyncIterator[Simulation]:
     """Clusters by name, each with an agent, and `hubs` hubs that every agent is connected to. Times in seconds.
 
-    `ttl`: of the agents' registries; `hub_ttl`, `grace`: of the hubs. `seed`: the same one makes the same run, to the
-    last byte, where it begins at the same moment of virtual time. `invariants`: what is checked all the time, and
+    `ttl`: of the agents' registries; `hub_ttl`, `grace`: of the hubs. `hub_settings`: all else that is to be different
+    there, for instance what they accept; agents have tokens of their own where the shared secret does not count.
+    `seed`: the same one makes the same run, to the last byte, where it begins at the same moment of virtual time.
+    `invariants`: what is checked all the time, and
     looked at every `check_every`; new ones for each federation, say those of `every_invariant()`. Without `start` the
     hubs run and the agents do not yet: `await federation["west"].start()`. `longest`: seconds after which it is given
     up.
@@ -322,7 +331,9 @@ async def simulated_federation(
         secret=Secret(SECRET),
         ttl=ttl,
     )
-    hub_settings = HubSettings(secret=Secret(SECRET), ttl=hub_ttl, grace=grace)
+    hub_settings = msgspec.structs.replace(
+        hub_settings if hub_settings is not None else HubSettings(), secret=Secret(SECRET), ttl=hub_ttl, grace=grace
+    )
     log = EventLog(lambda: trio.current_time() - began, on=events, secrets=[SECRET])
     failure: BaseException | None = None
     with seeded_scheduling(seed), log.listening():
