@@ -402,6 +402,8 @@ async def test_a_server_that_falls_silent_holds_up_nobody(
     await do(server.wait_for_crd, SANDBOXENVS_CRD)
     await do(apply, server, "overlays/agent-only")
     await do(server.wait_until_allowed, account_of(server), READ_ENVS, everywhere=True)
+    # Two clusters are pretended here on one server, which a hub that knew of it would not allow.
+    await do(server.kubectl, "delete", "clusterrolebinding", "trio-federation-cluster-uid")
     await do(server.kubectl, "create", "namespace", "team-a")
     await have_env(server, "west", "team-a", "python", member=7)
     table = source("kubernetes", kubeconfig=await do(kubeconfig_of, server))
