@@ -10,6 +10,7 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -131,6 +132,12 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
+def _shown_path(path: str) -> str:
+    """The same of a path, whose end says most."""
+    path = without_macs(path)
+    return repr(path if len(path) <= 200 else "…" + path[-200:])
+
+
 def _duration(text: str, _base: Path) -> float:
     length = seconds(text)
     if not SHORTEST <= length <= LONGEST:
@@ -217,11 +224,11 @@ def _readable_path(text: str, base: Path) -> str:
     try:
         # Looked at first, because to open a pipe that nobody writes to would wait for ever.
         if not Path(path).is_file() and Path(path).exists():
-            raise ValueError(f"{_shown(path)} is not a file; name one that holds PEM")
+            raise ValueError(f"{_shown_path(path)} is not a file; name one that holds PEM")
         with open(path, "rb"):
             return path
     except OSError as error:
-        raise ValueError(f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path") from error
+        raise ValueError(f"cannot read {_shown_path(path)}: {error.strerror}; create it or correct the path") from error
 
 
 def _secret(text: str, _base: Path) -> Secret:
@@ -251,17 +258,17 @@ def read_secret_file(path: str, read: Callable[[str, Path], Secret] = _secret) -
         # A character that the limit cut in two is no matter: the text is too long anyway, and says so.
         text: str | None = data.decode("utf-8", errors="ignore" if len(data) > LARGEST_SECRET else "strict")
     except OSError as error:
-        problem = f"cannot read {_shown(path)}: {error.strerror}; create it or correct the path"
+        problem = f"cannot read {_shown_path(path)}: {error.strerror}; create it or correct the path"
         raise ValueError(problem) from error
     except UnicodeDecodeError:
         text = None
     if text is None:
         # Raised out here: in there, that error would be its context, and holds the bytes.
-        raise ValueError(f"{_shown(path)} is not UTF-8; write the secret as plain text")
+        raise ValueError(f"{_shown_path(path)} is not UTF-8; write the secret as plain text")
     try:
         return read(text, Path())
     except ValueError as error:
-        raise ValueError(f"{_shown(path)} {error}") from error
+        raise ValueError(f"{_shown_path(path)} {error}") from error
 
 
 def read_hub_secret_file(path: str) -> Secret:
@@ -269,12 +276,36 @@ def read_hub_secret_file(path: str) -> Secret:
     return read_secret_file(path, _hub_secret)
 
 
+def read_next_secret_file(path: str) -> Secret | None:
+    """A hub's second secret from its file; None where that is missing or empty. Raises ValueError as
+    `read_secret_file`, also for a token."""
+    try:
+        with open(path, "rb") as file:
+            if not file.read(1):
+                return None
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass  # told below
+    return read_hub_secret_file(path)
+
+
+def weak_secret(secret: Secret | None) -> str | None:
+    """What should be known of a secret that tokens are made from, in words that follow its place."""
+    if secret is None or len(secret.reveal()) >= SAFE_SECRET:
+        return None
+    return (
+        f"is shorter than {SAFE_SECRET} characters: whoever has a token can try, at home, what it was made from; make "
+        "another one with: openssl rand -hex 32"
+    )
+
+
 def read_agent_secret_file(path: str, cluster_id: str | None) -> Secret:
     """An agent's secret, or its token, from its file. Raises ValueError as `read_secret_file`, also for the token of
     another cluster."""
     secret = read_secret_file(path)
     if (problem := _token_problem(secret, cluster_id)) is not None:
-        raise ValueError(f"{_shown(path)} {problem}")
+        raise ValueError(f"{_shown_path(path)} {problem}")
     return secret
 
 
@@ -289,14 +320,14 @@ def read_deny_file(path: str) -> tuple[DenyList, Sequence[str]]:
         with open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
-            raise ValueError(f"{_shown(path)} is larger than {LARGEST_FILE} bytes; deny whole clusters instead")
+            raise ValueError(f"{_shown_path(path)} is larger than {LARGEST_FILE} bytes; deny whole clusters instead")
         return read_deny_list(data.decode("utf-8-sig"))
     except OSError as error:
-        problem = f"cannot read {_shown(path)}: {error.strerror}; create it, an empty file denies nobody"
+        problem = f"cannot read {_shown_path(path)}: {error.strerror}; create it, an empty file denies nobody"
         raise ValueError(problem) from error
     except UnicodeDecodeError:
         pass  # told out here: in there, that error would be the context, and holds the bytes
-    raise ValueError(f"{_shown(path)} is not UTF-8; write CLUSTER or CLUSTER.SERIAL, a line each")
+    raise ValueError(f"{_shown_path(path)} is not UTF-8; write CLUSTER or CLUSTER.SERIAL, a line each")
 
 
 _NOT_A_HUBS = "holds a token; a hub needs the secret that tokens are made from"
@@ -474,6 +505,11 @@ class HubSettings(_Table, frozen=True, kw_only=True):
     policy: tuple[PolicySettings, ...] = ()
     tls: HubTls | None = None
     backplane: Backplane = Backplane()
+
+    @property
+    def makes_tokens(self) -> bool:
+        """Whether tokens that are made from the secret count."""
+        return any("token" in way.split("+") for way in self.accept)
 
 
 class PlacementSettings(_Table, frozen=True, kw_only=True):
@@ -879,7 +915,7 @@ def _hub_rules(reader: _Reader, hub: HubSettings) -> HubSettings:
     _check_plain_text(reader, "hub", "bind", hub, hub.bind)
     ways = [way for way in hub.accept if _good(way)] if _good(hub.accept) else []
     if hub.accept == ():
-        reader.fault("hub", "accept", 'is empty, so that no agent could connect; use accept = ["shared"]')
+        reader.fault("hub", "accept", 'is empty, so that no agent could connect; use accept = ["token"]')
     # Certificates alone need no secret; nor does a way that is misspelt tell whether it does.
     needs_secret = hub.accept == () or any(way != "certificate" for way in ways)
     if hub.secret is None and hub.secret_file is None and needs_secret:
@@ -1066,10 +1102,14 @@ def _warnings(file: str, tables: Tables) -> Iterator[str]:
         text = "every holder of the shared secret can speak for any cluster; give it to nobody who should not"
         yield f"{file}: [hub] accept: {text}"
     ways = hub.accept if hub is not None else ()
-    secret = hub.secret if hub is not None else None
-    if secret is not None and len(secret.reveal()) < SAFE_SECRET and any("token" in way for way in ways):
-        text = f"is shorter than {SAFE_SECRET} characters: whoever has a token can try, at home, what it was made from"
-        yield f"{file}: [hub] secret: {text}; make another one with: openssl rand -hex 32"
+    if hub is not None and hub.makes_tokens:
+        secrets = {"secret" if hub.secret_file is None else "secret_file": hub.secret}
+        with suppress(ValueError):  # which is a fault of the file, and told with those of others
+            if hub.next_secret_file is not None:
+                secrets["next_secret_file"] = read_next_secret_file(hub.next_secret_file)
+        for key, secret in secrets.items():
+            if (weakness := weak_secret(secret)) is not None:
+                yield f"{file}: [hub] {key}: {weakness}"
     for way in ways:
         weaker = next((part for part in way.split("+") if part != way and part in ways), None)
         if weaker is not None:

@@ -30,6 +30,11 @@ class RpcError(FederationError):
     #: the status's name in gRPC's own list, for logs, metrics and the wire
     status: ClassVar[str] = "UNKNOWN"
 
+    @property
+    def kind(self) -> str:
+        """What tells it from other failures of the same thing, so that each is told once."""
+        return self.status
+
     def __init__(self, message: str, *, peer: str = "") -> None:
         super().__init__(f"{peer}: {message}" if peer else message)
         self.message = message
@@ -40,6 +45,16 @@ class Unavailable(RpcError):
     """The peer cannot be reached, went away, fell silent, or is shutting down. Worth trying again."""
 
     status = "UNAVAILABLE"
+
+
+class TlsFailed(Unavailable):
+    """There is no connection, or no more, because of TLS: a certificate that one side does not accept, for instance.
+    It does not pass by itself as others of its status do."""
+
+    @property
+    def kind(self) -> str:
+        """Not that of a hub that is away, which often comes before it."""
+        return "TLS"
 
 
 class TooManyPings(Unavailable):

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 import trio
@@ -48,6 +48,8 @@ from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, Re
 log = structlog.get_logger("trio_federation.hub")
 
 _M = TypeVar("_M")
+#: A context, or what is asked for one at each handshake.
+_Tls: TypeAlias = ssl.SSLContext | Callable[[], ssl.SSLContext]
 
 #: Bytes in flight from one reporter: a cluster with many pools should not have to wait for the network's round trips.
 _REPORT_WINDOW = 256 * 1024
@@ -189,7 +191,6 @@ class Hub:
         self._reports: dict[Session, _Served] = {}
         self._connections_refused = 0
         self._warned_at = -math.inf
-        # In the order of their coming: a dict, since a set's order differs from run to run.
         self._watchers: dict[_Watcher, None] = {}
         self._encoder = BroadcastEncoder()
         #: changes conflated for watchers that have left
@@ -198,8 +199,9 @@ class Hub:
         self.metrics.reporters(0)
         self.metrics.handshake_failed(0)
         self.metrics.queue("watchers", self._waiting, self._all_conflated)
-        #: what was told of clusters that have proven themselves, and of anybody else, the latest last
+        #: what was told of clusters that have proven themselves
         self._told: set[tuple[str, str]] = set()
+        #: what was told of anybody else, the latest last
         self._told_of_strangers: dict[tuple[str, str], None] = {}
         self._lines_on_strangers = Allowance(_STRANGERS_LINES)
         self._server = FederationServer(
@@ -236,7 +238,7 @@ class Hub:
     async def run(
         self,
         listeners: Sequence[trio.SocketListener] = (),
-        tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None = None,
+        tls: _Tls | None = None,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -291,24 +293,22 @@ class Hub:
 
     # Connections.
 
-    async def _accept(
-        self, tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None, stream: trio.SocketStream
-    ) -> None:
+    async def _accept(self, tls: _Tls | None, stream: trio.SocketStream) -> None:
         peer = peer_name(stream)
         address = peer.rpartition(":")[0]
-        if not self._limiter.open_connection(address):
-            await self._refuse_connection(tls, stream, address)
-            return
+        is_counted = self._limiter.open_connection(address)
         try:
-            await self._serve_socket(tls, stream)
+            if is_counted:
+                await self._serve_socket(tls, stream)
+            else:
+                await self._refuse_connection(tls, stream, address)
         except Exception:
             log.exception("connection_failed", peer=peer)
         finally:
-            self._limiter.close_connection(address)
+            if is_counted:
+                self._limiter.close_connection(address)
 
-    async def _refuse_connection(
-        self, tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None, stream: trio.SocketStream, address: str
-    ) -> None:
+    async def _refuse_connection(self, tls: _Tls | None, stream: trio.SocketStream, address: str) -> None:
         """Tell a connection that it is one too many: its calls are answered so, for a moment. Even that costs memory,
         so it is done for a few at a time."""
         limit = self.settings.limits.connections
@@ -334,7 +334,7 @@ class Hub:
 
     async def _serve_socket(
         self,
-        tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None,
+        tls: _Tls | None,
         stream: trio.SocketStream,
         refusal: RpcError | None = None,
     ) -> None:
@@ -381,6 +381,7 @@ class Hub:
         except RpcError as error:
             self._refuse(call, caller, error)
             raise
+        self._look_for_mistakes(call, caller.cluster_id, self._first_time)
         served = _Served(caller)
         self._served[served] = None
         try:
@@ -412,15 +413,21 @@ class Hub:
         )
 
     def _refuse_stranger(self, call: IncomingReport | IncomingWatch, error: RpcError) -> None:
-        """Count the refusal of a call that has proven nothing; a line for the first of its kind, as a refused agent
-        comes again and again, and no more lines than anybody can read."""
+        """Count the refusal of a call whose cluster is not proven, or is denied; a line for the first of its kind, as
+        a refused agent comes again and again, and no more lines than anybody can read."""
         self.metrics.call_refused(error.status)
         cluster_id = without_macs(call.metadata.get(CLUSTER_KEY, ""))[:63]
-        tell = log.info if self._first_of_strangers(cluster_id, error.status) else log.debug
+        tell = log.info if self._first_of_strangers(cluster_id, error.message) else log.debug
         tell("call_refused", cluster=cluster_id, peer=call.peer, status=error.status, error=error.message)
-        mistaken = mixed_up(call.metadata, self._trusted)
-        if mistaken is not None and self._first_of_strangers(cluster_id, "mixed_up"):
-            log.warning("credential_mixed_up", cluster=cluster_id, peer=call.peer, error=mistaken)
+        self._look_for_mistakes(call, cluster_id, self._first_of_strangers)
+
+    def _look_for_mistakes(
+        self, call: IncomingReport | IncomingWatch, cluster_id: str, first_time: Callable[[str, str], bool]
+    ) -> None:
+        """Warn of a credential in the wrong place, also where it was another one that counted."""
+        mistake = mixed_up(call.metadata, self._trusted)
+        if mistake is not None and first_time(cluster_id, "mixed_up"):
+            log.warning("credential_mixed_up", cluster=cluster_id, peer=call.peer, error=mistake)
 
     def _refuse(self, call: IncomingReport | IncomingWatch, caller: Caller, error: RpcError) -> None:
         """The same of one whose cluster is known."""
@@ -451,7 +458,8 @@ class Hub:
                 while message is not None:
                     if served.ended is not None:
                         # In this very moment, when it had been woken already: what it says does not count any more.
-                        raise served.ended
+                        # Its scope is cancelled, so this is where it ends, as it would have anywhere else.
+                        await trio.lowlevel.checkpoint()
                     now = self._clock()
                     # A row that names an origin costs as much as a record.
                     self._limiter.message(caller.cluster_id, len(message.items) + len(message.origins), now)

@@ -8,7 +8,7 @@ it, a certificate for the clusters that it names. A text is a token or a shared 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -177,6 +177,8 @@ def identify(metadata: Mapping[str, str], names: Sequence[tuple[str, str]], trus
         raise Unauthenticated(wrong or _missing(presented, trusted))
     cluster_id = metadata.get(CLUSTER_KEY, "")
     if not is_label(cluster_id):
+        if not cluster_id:
+            raise InvalidArgument(f"{CLUSTER_KEY} is missing: the call does not say which cluster's it is")
         raise InvalidArgument(
             f"{CLUSTER_KEY} {_quoted(cluster_id)} is not a cluster id, that is, a lower-case RFC 1123 label (≤ 63)"
         )
@@ -188,9 +190,7 @@ def identify(metadata: Mapping[str, str], names: Sequence[tuple[str, str]], trus
         raise InvalidArgument(f'{UID_KEY} {_quoted(uid)} is not 1 to 128 letters, digits, and any of ". _ : -"')
     covering = [way for way in proven if all(presented.proves(Part(part), cluster_id) for part in way.split("+"))]
     if not covering:
-        raise PermissionDenied(
-            f"the call claims to be {cluster_id!r}, and its credential is for {_shown(_proven_ids(presented, proven))}"
-        )
+        raise PermissionDenied(f"the call claims to be {cluster_id!r}, and {_proven(presented, proven)}")
     callers = [_caller(way, cluster_id, instance, uid, presented) for way in covering]
     for caller in callers:
         if not is_denied(caller, trusted.denied):
@@ -256,7 +256,8 @@ def _read(
     certificate: frozenset[str] = frozenset()
     if trusted.cluster_san is not None and trusted.takes(Part.CERTIFICATE):
         certificate = trusted.cluster_san.cluster_ids(names)
-        if names and not certificate and wrong is None:
+        if names and not certificate:
+            # More than that another credential does not count: where it does, it is looked at all the same.
             wrong = f"the client certificate names no cluster: none of its names is like {trusted.cluster_san}"
     return Presented(shared, token, certificate), wrong
 
@@ -300,13 +301,15 @@ def _wanted(accept: Iterable[str]) -> str:
     return ", or ".join(" and ".join(_WORDS[Part(part)] for part in way.split("+")) for way in accept)
 
 
-def _proven_ids(presented: Presented, proven: Iterable[str]) -> Iterator[str]:
-    """The clusters that a call's credentials are for, of the ways that it has proven."""
+def _proven(presented: Presented, proven: Iterable[str]) -> str:
+    """Whom a call's credentials are for, of the ways that it has proven, in words."""
     parts = {part for way in proven for part in way.split("+")}
+    words = []
     if Part.TOKEN in parts and presented.token is not None:
-        yield presented.token.cluster_id
+        words.append(f"its token is for {presented.token.cluster_id!r}")
     if Part.CERTIFICATE in parts:
-        yield from sorted(presented.certificate)
+        words.append(f"its certificate is for {_shown(sorted(presented.certificate))}")
+    return " and ".join(words)
 
 
 def _shown(ids: Iterable[str]) -> str:

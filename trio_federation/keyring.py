@@ -23,6 +23,8 @@ from trio_federation.config import (
     read_agent_secret_file,
     read_deny_file,
     read_hub_secret_file,
+    read_next_secret_file,
+    weak_secret,
 )
 from trio_federation.credentials import NOBODY, DenyList
 from trio_federation.errors import ConfigurationError
@@ -112,8 +114,9 @@ class Keyring:
         *,
         changed: Callable[[_T], None] | None = None,
         doubts: Callable[[_T, _T], bool] = lambda _old, _new: False,
+        at: str = "",
     ) -> FileBacked[_T] | None:
-        """One more value from files, or None with its fault noted."""
+        """One more value from files, or None with its fault noted, `at` a key."""
         try:
             item = FileBacked(what, files, make, changed=changed, doubts=doubts)
         except ConfigurationError as error:
@@ -121,7 +124,7 @@ class Keyring:
             return None
         except ValueError as error:
             table, _, key = what.partition(".")
-            self._faults.append(f"[{table}] {key}: {error}")
+            self._faults.append(f"[{table}] {at or key}: {error}")
             return None
         self._items.append(item)
         return item
@@ -178,11 +181,20 @@ class Keyring:
         file, next_file = settings.secret_file, settings.next_secret_file
 
         def make() -> tuple[Secret | None, ...]:
-            secret = read_hub_secret_file(file) if file is not None else settings.secret
-            return (secret, _read_next_secret(next_file) if next_file is not None else None)
+            # In this order: one that moves from the second to the first between the two is then found twice, not never.
+            next_secret = read_next_secret_file(next_file) if next_file is not None else None
+            return (read_hub_secret_file(file) if file is not None else settings.secret, next_secret)
 
         files = [each for each in (file, next_file) if each is not None]
-        return self._item("hub.secrets", files, make, changed=self._changed)
+
+        def changed(secrets: tuple[Secret | None, ...]) -> None:
+            # At the start the configuration says so itself.
+            for text in filter(None, map(weak_secret, secrets)) if settings.makes_tokens else ():
+                log.warning("configuration", note=f"a new secret of the hub {text}")
+            self._changed(secrets)
+
+        # What is wrong with the other one was found when the configuration was loaded.
+        return self._item("hub.secrets", files, make, changed=changed, at="next_secret_file")
 
     def _make_deny_list(self) -> FileBacked[_Denied] | None:
         settings = self._config.hub
@@ -229,19 +241,6 @@ def _certificates(config: Config) -> Iterator[tuple[str, str]]:
 
 def _value_of(item: FileBacked[_T] | None) -> Callable[[], _T] | None:
     return (lambda: item.value) if item is not None else None
-
-
-def _read_next_secret(file: str) -> Secret | None:
-    """The second secret; None where its file is missing or empty."""
-    try:
-        with open(file, "rb") as opened:
-            if not opened.read(1):
-                return None
-    except FileNotFoundError:
-        return None
-    except OSError:
-        pass  # told below
-    return read_hub_secret_file(file)
 
 
 def _lets_somebody_in(before: _Denied, after: _Denied) -> bool:

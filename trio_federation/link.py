@@ -58,7 +58,7 @@ class _Trouble:
         """Seconds until the next try."""
         delay = self._backoff.delay(failure, lived)
         now = self._clock()
-        noted = self._health.failed(self.what, failure.message, now, kind=failure.status)
+        noted = self._health.failed(self.what, failure.message, now, kind=failure.kind)
         self._health.next_try = now + delay
         event = "hub_failed"
         if isinstance(failure, Unimplemented):

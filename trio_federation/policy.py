@@ -215,7 +215,10 @@ class Policy:
         if reason == "env_not_allowed":
             return f"{env} is not among what it may report"
         if reason == "too_many_records":
-            return f"{name} would be one more than the {self.max_records} records that are kept of it"
+            return (
+                f"{name} is one too many: {self.max_records} records are kept of it, and {self._most_remembered} "
+                "withdrawals remembered"
+            )
         return f"{name} claims {record.idle} idle, of which {self.max_idle} count"
 
 

@@ -603,11 +603,12 @@ def test_expiry_with_a_limit_frees_no_more_than_that(limit: int, monkeypatch: py
 
 
 class Mirror(SampleTable):
-    """An index of its own, kept by the three calls."""
+    """An index of its own, of records and of what is remembered as withdrawn, kept by the five calls."""
 
     def __init__(self) -> None:
         super().__init__(ttl=TTL, tombstone_ttl=TOMBSTONE_TTL, silence_limit=SILENCE_LIMIT)
         self.mirror: dict[Identity, Capacity] = {}
+        self.withdrawn: list[Identity] = []
 
     def record_added(self, record: Capacity) -> None:
         assert record.identity not in self.mirror
@@ -619,6 +620,13 @@ class Mirror(SampleTable):
 
     def record_removed(self, record: Capacity) -> None:
         assert self.mirror.pop(record.identity) is record
+
+    def tombstone_added(self, identity: Identity) -> None:
+        assert identity not in self.withdrawn
+        self.withdrawn.append(identity)
+
+    def tombstone_removed(self, identity: Identity) -> None:
+        self.withdrawn.remove(identity)
 
 
 origins = st.none() | st.builds(
@@ -633,10 +641,15 @@ changes = st.builds(
     st.sampled_from((None, 0.0, 10.0, 29.0, 31.0)),
     origins,
 ) | st.builds(Withdrawal, st.sampled_from((IDENTITY, ("east", "ns", "a", "", "gpu"))), origins)
+#: every identity that these are about, and the one above, which has no group
+SAMPLED: tuple[Identity, ...] = (
+    *(("east", "ns", "a", pool, group) for pool in ("", "p1") for group in ("", "gpu")),
+    IDENTITY,
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from((0.0, 1.0, 20.0, 31.0)), st.lists(changes, max_size=4)), max_size=8))
-def test_a_subclass_is_told_of_every_record_that_comes_changes_or_goes(
+def test_a_subclass_is_told_of_every_record_and_withdrawal_that_comes_changes_or_goes(
     steps: list[tuple[float, list[Change]]],
 ) -> None:
     mirror = Mirror()
@@ -649,7 +662,13 @@ def test_a_subclass_is_told_of_every_record_that_comes_changes_or_goes(
             (r.cluster_id, r.origin.instance) for r in mirror.mirror.values() if r.origin is not None
         )
         assert mirror._held == of_instances, "who still has something to say"
+        assert sorted(mirror.withdrawn) == sorted(mirror._tombstones)
+        assert {identity for identity in SAMPLED if mirror.remembers(identity)} == set(mirror.withdrawn)
+        assert {gone.identity for gone in mirror.withdrawals(now)} <= set(mirror.withdrawn)
         for change in news:
             assert change in batch or (isinstance(change, Capacity) and change.observed_at == now)
     mirror.expire(now + TTL + 1)
     assert mirror.mirror == {}
+    mirror.expire(now + TOMBSTONE_TTL + 1)
+    assert mirror.withdrawn == []
+    assert not any(mirror.remembers(identity) for identity in SAMPLED)

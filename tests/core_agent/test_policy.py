@@ -4,12 +4,15 @@ cluster makes up may fill beyond its bound."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import trio_federation.policy
 from trio_federation.capacity import INT32_MAX, Capacity, Change, Identity, Origin, Withdrawal
 from trio_federation.config import PolicySettings
 from trio_federation.outbox import newest
@@ -58,6 +61,15 @@ def fits(pattern: str, name: str) -> bool:
     if pattern[0] != "*":
         return name[:1] == pattern[0] and fits(pattern[1:], name[1:])
     return fits(pattern[1:], name) or (bool(name) and name[0] != "/" and fits(pattern, name[1:]))
+
+
+@contextmanager
+def little_memory(least: int, for_each: int) -> Iterator[None]:
+    """Policies that are made inside remember so few withdrawals that it matters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trio_federation.policy, "LEAST_REMEMBERED", least)
+        patch.setattr(trio_federation.policy, "REMEMBERED_FOR_EACH", for_each)
+        yield
 
 
 def allows(wanted: tuple[str, ...], change: Change) -> bool:
@@ -114,27 +126,62 @@ def test_where_everything_is_allowed_nothing_is_remembered() -> None:
     assert len(policy._report) == len(policy._see) == 0
 
 
-@given(policies, st.lists(changes, max_size=15), st.lists(records, max_size=8))
-def test_a_batch_is_judged_by_what_it_says(table: PolicySettings, batch: list[Change], before: list[Capacity]) -> None:
-    """Every change for itself: may it be said, is there room after all that was let in before it, and how much idle of
-    it counts. Nothing else of it changes, and neither does the order."""
+@given(
+    policies,
+    st.lists(changes, max_size=15),
+    st.lists(records, max_size=8),
+    st.lists(records, max_size=4),
+    st.integers(0, 6),
+    st.integers(0, 2),
+)
+def test_a_batch_is_judged_by_what_it_says(
+    table: PolicySettings,
+    batch: list[Change],
+    before: list[Capacity],
+    withdrawn: list[Capacity],
+    least: int,
+    for_each: int,
+) -> None:
+    """Every change for itself: may it be said, is there room after all that was let in before it, can it be remembered
+    when it goes, and how much idle of it counts. Nothing else of it changes, and neither does the order."""
     held = {record.identity for record in before}
+    remembered = {record.identity for record in withdrawn} - held
     given_batch = list(batch)
 
-    admitted, breaches = Policy(table).admit(batch, len(held), held.__contains__)
+    with little_memory(least, for_each):
+        policy = Policy(table)
+    now_held = frozenset(held)
+    admitted, breaches = policy.admit(
+        batch, len(held), now_held.__contains__, len(remembered), frozenset(remembered).__contains__
+    )
 
     expected: list[tuple[object, ...]] = []
     broken: dict[str, list[Capacity]] = {}
+    limited = table.max_records is not None
+    # Each withdrawal that is remembered takes its place for good, as far as one batch goes.
+    places = max(for_each * (table.max_records or 0), least) - len(remembered)
     for change in batch:
         if not allows(table.report, change):
             if isinstance(change, Capacity):
                 broken.setdefault("env_not_allowed", []).append(change)
             continue
         if isinstance(change, Withdrawal):
-            held.discard(change.identity)
+            if change.identity in held:
+                places -= 1  # it is always let in, and makes room
+                held.discard(change.identity)
+            elif change.identity not in remembered:
+                if limited and places <= 0:
+                    broken.setdefault("too_many_records", []).append(Capacity(*change.identity))
+                    continue
+                places -= 1
+            remembered.add(change.identity)
             expected.append(everything_of(change))
             continue
-        if table.max_records is not None and change.identity not in held and len(held) >= table.max_records:
+        if (
+            table.max_records is not None
+            and change.identity not in held
+            and (len(held) >= table.max_records or places <= 0)
+        ):
             broken.setdefault("too_many_records", []).append(change)
             continue
         held.add(change.identity)
@@ -184,6 +231,31 @@ def test_room_is_taken_once_and_made_by_withdrawals(most: int, batch: list[Chang
     assert sum(breach.count for breach in breaches.values()) == len(batch) - len(expected)
 
 
+def test_what_is_remembered_already_is_withdrawn_again_for_nothing() -> None:
+    """Where no more can be remembered: a withdrawal that is repeated, and one of a record that is held, are let in; one
+    of what nobody knows, and a new record, which will be withdrawn one day, are not."""
+    with little_memory(3, 0):
+        policy = Policy(PolicySettings(clusters=("west",), max_records=5))
+    new, known = Capacity("west", "ns", "env", "p3"), Capacity("west", "ns", "env", "held")
+    unknown, repeated, of_known = (
+        Withdrawal(Capacity("west", "ns", "env", pool).identity) for pool in ("p2", "gone", "held")
+    )
+    batch: list[Change] = [unknown, repeated, repeated, known, of_known, of_known, unknown, new]
+    admitted, breaches = policy.admit(
+        batch, 1, lambda identity: identity[3] == "held", 3, lambda identity: identity[3] == "gone"
+    )
+    assert admitted == [repeated, repeated, known, of_known, of_known]
+    assert breaches == {
+        "too_many_records": (3, "ns/env/p2 is one too many: 5 records are kept of it, and 1000 withdrawals remembered"),
+    }
+    # One of what is held takes a place that is left, so that there is none for another one.
+    assert policy.admit([of_known, unknown], 1, lambda identity: identity[3] == "held", 2).changes == [of_known]
+    # Without a limit for records there is none for what is remembered.
+    with little_memory(3, 0):
+        policy = Policy(PolicySettings(clusters=("west",), max_idle=5))
+    assert policy.admit(batch, 1, lambda _identity: False, 99).changes == batch
+
+
 def test_a_breach_names_the_first_record_and_the_rule() -> None:
     """One line that says which record it was, and what it broke."""
     table = PolicySettings(clusters=("west",), report=("team-a/*",), max_records=2, max_idle=50)
@@ -200,7 +272,7 @@ def test_a_breach_names_the_first_record_and_the_rule() -> None:
     assert breaches == {
         "env_not_allowed": (2, "team-b/python is not among what it may report"),
         "idle_cut": (1, "team-a/python/p1 claims 2147483647 idle, of which 50 count"),
-        "too_many_records": (2, "team-a/python/large would be one more than the 2 records that are kept of it"),
+        "too_many_records": (2, "team-a/python/large is one too many: 2 records are kept of it, and 1000 withdrawals remembered"),
     }
 
 
@@ -252,16 +324,24 @@ def test_each_rule_for_reports_is_a_restriction(restriction: dict[str, object]) 
     assert len(admitted.breaches) == 1
 
 
-@given(policies, st.lists(st.lists(changes, max_size=6), max_size=8))
-def test_no_history_fills_more_than_the_room_there_is(table: PolicySettings, batches: list[list[Change]]) -> None:
+@given(policies, st.lists(st.lists(changes, max_size=6), max_size=8), st.integers(0, 4), st.integers(0, 1))
+def test_no_history_fills_more_than_the_room_there_is(
+    table: PolicySettings, batches: list[list[Change]], least: int, for_each: int
+) -> None:
     """A cluster makes up seqs, instances and withdrawals as it likes: the hub's table never holds more of it than it
-    may, nothing that it may not report, and no idle above the highest."""
-    policy, store = Policy(table), SampleTable(ttl=60.0)
+    may, nothing that it may not report, and no idle above the highest; nor does it remember more withdrawals than it
+    may, but for those of the records that were there when that was full."""
+    with little_memory(least, for_each):
+        policy = Policy(table)
+    store = SampleTable(ttl=60.0)
     for now, batch in enumerate(batches, 10):
         for step in policy.steps(batch):
-            held = {record.identity for record in store.held_records()}
-            store.apply(policy.admit(step, len(held), held.__contains__).changes, now)
+            admitted = policy.admit(step, len(store), store.holds, store.held()["tombstones"], store.remembers)
+            store.apply(admitted.changes, now)
             found = store.held_records()
+            if table.max_records is not None:
+                most = max(for_each * table.max_records, least) + table.max_records
+                assert store.held()["tombstones"] <= most
             assert table.max_records is None or len(found) <= table.max_records
             assert all(allows(table.report, record) for record in found)
             assert table.max_idle is None or all(record.idle <= table.max_idle for record in found)

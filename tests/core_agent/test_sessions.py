@@ -3,6 +3,8 @@ id, and rule by rule."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -129,6 +131,11 @@ class SessionsMachine(RuleBasedStateMachine):
         live = sorted(cluster_id for cluster_id, peer in self.newest.items() if peer.ended_at is None)
         assert self.sessions.live() == len(live)
         assert self.sessions.live_clusters() == live
+
+    @invariant()
+    def no_more_uids_are_kept_than_sessions(self) -> None:
+        """Also between two times of forgetting: a new uid at each call takes no memory."""
+        assert len(self.sessions._uids) <= len(self.sessions._sessions)
 
     @invariant()
     def no_cluster_counts_twice(self) -> None:
@@ -291,5 +298,33 @@ def test_uids_are_forgotten_with_their_sessions() -> None:
     sessions = Sessions(silence_limit=SILENCE, grace=GRACE, forget_after=FORGET)
     for number in range(50):
         opened(sessions, "aa", float(number), uid=f"u{number}")
+        assert list(sessions._uids) == [f"u{number}"]
+    # One that says a uid that another has taken over takes it from nobody when it is replaced.
+    opened(sessions, "bb", 100.0, cluster_id="west", uid="u49")
+    opened(sessions, "aa", 100.0)
+    assert list(sessions._uids) == ["u49"]
     sessions.forget(50.0)
-    assert len(sessions._uids) == 1
+    assert list(sessions._uids) == ["u49"]
+
+
+@pytest.mark.parametrize("heard_at, frees_at", [(4.0, 4.0 + SILENCE), (9.0, 5.0 + SILENCE)])
+def test_a_session_that_has_ended_keeps_its_moment_and_not_its_call(heard_at: float, frees_at: float) -> None:
+    """What it was heard by holds the call and all that was received on it; the place is kept for as long as before."""
+
+    class Call:
+        """Stands for what a peer sends on."""
+
+        def heard(self) -> float:
+            """When that was; what was sent before the end may be seen after it."""
+            return heard_at
+
+    sessions, call = Sessions(silence_limit=SILENCE), Call()
+    gone = weakref.ref(call)
+    session = sessions.open("east", "aa", "peer", call.heard, 0.0).session
+    sessions.close(session, 5.0, said_goodbye=False)
+    del call
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(AlreadyExists):
+        opened(sessions, "bb", frees_at)
+    opened(sessions, "bb", frees_at + TICK)

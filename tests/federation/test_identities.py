@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import random
 import re
+import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,12 @@ from hypothesis import strategies as st
 from structlog.typing import EventDict
 from trio.testing import MockClock
 
+import trio_federation.hub
 from tests.federation.helpers import counted, item, lines
 from tests.simulation import SECRET, PushingSource, Simulation, member, sampled, simulated_federation
+from trio_federation.capacity import Capacity
 from trio_federation.cli.token import token as token_command
-from trio_federation.config import HubSettings, load
+from trio_federation.config import HubSettings, PolicySettings, load
 from trio_federation.credentials import CertificateName, DenyList, make_token, read_deny_list, read_token
 from trio_federation.errors import (
     AlreadyExists,
@@ -34,11 +37,13 @@ from trio_federation.errors import (
     RpcError,
     Unauthenticated,
 )
+from trio_federation.hub import Hub
 from trio_federation.identity import Trusted
 from trio_federation.pb.sandbox.sync.v1 import ClusterOrigin, ReportFederationRequest, WatchFederationRequest
-from trio_federation.rpc import MemoryLink
+from trio_federation.rpc import IncomingReport, MemoryLink
+from trio_federation.samples import SampleTable
 from trio_federation.testing import run_simulated
-from trio_federation.wire import WITHDRAWN_AGE_MS
+from trio_federation.wire import WITHDRAWN_AGE_MS, ReceivedReport
 
 TOKENS = HubSettings(accept=("token",))
 NEXT_SECRET = "simulated-secret-4712"
@@ -609,6 +614,76 @@ async def test_a_call_that_is_denied_hears_why(autojump_clock: MockClock) -> Non
         assert fed["west"].idle("east") == [3]
 
 
+@pytest.mark.parametrize("entry, kept", [("east", []), ("east.1", [3])])
+async def test_a_message_that_is_met_by_a_denial_is_not_taken_in(
+    entry: str,
+    kept: list[int],
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    logs: list[EventDict],
+) -> None:
+    """It has woken its handler already, and in this very moment, before that goes on, the deny list is replaced: the
+    call cannot be cancelled any more before its next step."""
+    deny: list[str] = []
+    receive = IncomingReport.receive
+
+    async def receive_and_deny(call: IncomingReport) -> ReceivedReport | None:
+        message = await receive(call)
+        if deny:
+            fed.hubs[0].trust(denying(deny.pop()))
+        return message
+
+    monkeypatch.setattr(IncomingReport, "receive", receive_and_deny)
+    async with (
+        simulated_federation("west", hub_settings=TOKENS) as fed,
+        fed.connection("east", instance="aa") as connection,
+        connection.report() as call,
+    ):
+        await call.send(ReportFederationRequest(items=[item(idle=3)]))
+        await trio.sleep(0.1)
+        assert fed["west"].idle("east") == [3]
+        deny.append(entry)
+        await call.send(ReportFederationRequest(items=[item(idle=99), item("p2", idle=99)]))
+        with pytest.raises(PermissionDenied, match="is on this hub's deny list"):
+            await call.wait_answered()
+        assert deny == []
+        for seen in await sampled(5.0, lambda: [each.idle for each in fed.hubs[0].hub.snapshot()]):
+            assert seen == kept
+        assert fed["west"].idle("east") == kept
+        assert fed.hubs[0].hub.health()["clusters"] == ["west"]
+        # It is told and counted like any other that a denial ends.
+        [ended] = lines(logs, "call_ended")
+        assert (ended["cluster"], ended["status"]) == ("east", "PERMISSION_DENIED")
+        assert counted(fed.hubs[0].hub, "trio_federation_hub_calls_refused_total", status="PERMISSION_DENIED") == 1
+
+
+def test_a_denial_costs_what_is_denied_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not as many looks at every record as there are entries, in which the hub would do nothing else: one look in
+    all, and none where nothing is held of those who are new on the list."""
+    looked = Counter[str]()
+    fresh = SampleTable.fresh
+
+    def count(store: SampleTable, now: float) -> Iterator[Capacity]:
+        for record in fresh(store, now):
+            looked["records"] += 1
+            yield record
+
+    monkeypatch.setattr(SampleTable, "fresh", count)
+    hub = Hub(TOKENS, trusted=denying(), clock=lambda: 100.0)
+    records = [member(f"c{number % 20}", f"p{number}", idle=1) for number in range(400)]
+    hub._store.apply(records, 100.0)
+    many = [f"old-{number}" for number in range(300)]
+    hub.trust(denying(*many, "c19.1"))
+    assert looked["records"] == 0
+    hub.trust(denying(*many, "c1", "c2", "c3", "c19.1"))
+    assert looked["records"] == 400
+    assert hub._store.held()["tombstones"] == 60
+    # Who was on it before is no reason to look.
+    hub.trust(denying(*many[1:], "c1", "c2", "c3"))
+    assert looked["records"] == 400
+    assert {record.cluster_id for record in hub.snapshot()} == {f"c{number}" for number in (0, *range(4, 20))}
+
+
 @pytest.mark.parametrize("newer_token_first", [True, False])
 async def test_a_denied_token_gives_way_to_a_newer_one_without_a_gap(
     newer_token_first: bool, autojump_clock: MockClock
@@ -774,3 +849,87 @@ async def test_two_sources_that_read_two_clusters_are_told_of_once(
         other.uid = "u-three"
         await trio.sleep(30.0)
         assert len(lines(logs, "cluster_uids_differ")) == 2
+
+
+# --- strangers, and the log ------------------------------------------------------------------------------------------
+
+
+async def knock(fed: Simulation, ids: Iterable[str], every: float = 0.0) -> None:
+    """Calls without any credential, each of which claims another id."""
+    for cluster_id in ids:
+        async with fed.connection(cluster_id, credential="") as connection, connection.report() as call:
+            with pytest.raises(Unauthenticated):
+                await call.wait_answered()
+        await trio.sleep(every)
+
+
+async def fail_handshakes(fed: Simulation, addresses: Iterable[str]) -> None:
+    """Connections that say something else than TLS, each from another address."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for address in addresses:
+        link = MemoryLink(client=f"{address}:4711", server="hub-0")
+        await link.client.send_all(b"GET / HTTP/1.0\r\n\r\n")
+        await link.client.aclose()
+        await fed.hubs[0].hub._serve_socket(tls, link.server)  # type: ignore[arg-type]
+
+
+def loud(logs: list[EventDict], *events: str) -> int:
+    """How many lines of some kinds are seen where nobody asks for every detail."""
+    return sum(line["event"] in events and line["log_level"] != "debug" for line in logs)
+
+
+async def test_strangers_use_up_no_lines_of_others(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    """What is told once is remembered, and there is an end to that. Who has proven nothing can have any number of names
+    and addresses, and none of them takes a line about a cluster that has proven itself."""
+    monkeypatch.setattr(trio_federation.hub, "_MOST_TOLD", 12)
+    settings = HubSettings(accept=("token",), policy=(PolicySettings(clusters=("*",), report=("ok/*",)),))
+    async with simulated_federation("west", "east", hub_settings=settings) as fed:
+        await knock(fed, (f"x{number}" for number in range(16)), every=0.1)
+        await trio.sleep(20.0)
+        await fail_handshakes(fed, (f"192.0.2.{number}" for number in range(16)))
+        fed["east"].source.set(member("east", idle=3))
+        await fed.settle()
+        hub = fed.hubs[0].hub
+        assert len(hub._told_of_strangers) <= 12
+        assert counted(hub, "trio_federation_hub_handshakes_failed_total") == 16
+        assert counted(hub, "trio_federation_hub_calls_refused_total", status="UNAUTHENTICATED") == 16
+    assert loud(logs, "call_refused") == loud(logs, "handshake_failed") == 16
+    assert [line["cluster"] for line in lines(logs, "policy_breach")] == ["east"]
+
+
+async def test_no_more_lines_are_written_about_strangers_than_anybody_can_read(
+    autojump_clock: MockClock, logs: list[EventDict]
+) -> None:
+    """Two a second, and what ten seconds allow at once, of whatever kind they are; the same twice is told once. All of
+    them are counted."""
+    async with simulated_federation("west", hub_settings=TOKENS) as fed:
+        await trio.sleep(20.0)
+        began = trio.current_time()
+        await knock(fed, (f"x{number}" for number in range(15)))
+        await knock(fed, ["x1"] * 5)
+        await fail_handshakes(fed, (f"192.0.2.{number}" for number in range(15)))
+        assert trio.current_time() - began < 0.5
+        assert loud(logs, "call_refused", "handshake_failed") == 20
+        # A mistake that could be told apart from others is no way around it.
+        for number in range(15):
+            async with fed.connection(f"z{number}", credential=SECRET) as connection, connection.report() as call:
+                with pytest.raises(Unauthenticated):
+                    await call.wait_answered()
+        assert loud(logs, "call_refused", "handshake_failed", "credential_mixed_up") == 20
+        await knock(fed, (f"y{number}" for number in range(60)), every=0.1)
+        # Who proves what it is is told of all the same.
+        for cluster_id in ("north", "south"):
+            async with fed.connection(cluster_id, instance="aa", uid="u") as connection, connection.report() as call:
+                if cluster_id == "north":
+                    await call.wait_accepted()
+                else:
+                    with pytest.raises(AlreadyExists):
+                        await call.wait_answered()
+        refused = [line for line in lines(logs, "call_refused") if line["cluster"] == "south"]
+        assert [line["log_level"] for line in refused] == ["info"]
+        passed = trio.current_time() - began
+        told = loud(logs, "call_refused", "handshake_failed", "credential_mixed_up") - len(refused)
+        assert 20 + 2 * passed - 2 <= told <= 20 + 2 * passed
+        assert counted(fed.hubs[0].hub, "trio_federation_hub_calls_refused_total", status="UNAUTHENTICATED") == 95

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from structlog.typing import EventDict
 from trio.testing import MockClock
 
+import trio_federation.policy
 from tests.federation.helpers import counted, item, lines
 from tests.simulation import member, simulated_federation
 from trio_federation.capacity import INT32_MAX, Change
 from trio_federation.config import HubSettings, Limits, PolicySettings
-from trio_federation.errors import ResourceExhausted, Unavailable
+from trio_federation.errors import ResourceExhausted, Unauthenticated, Unavailable
 from trio_federation.pb.sandbox.sync.v1 import EnvCapacity, ReportFederationRequest, WatchFederationRequest
 from trio_federation.rpc import HubConnection
 from trio_federation.testing import Invariant, run_simulated
@@ -235,6 +236,51 @@ def test_whatever_a_cluster_sends_no_more_of_it_is_known_than_may_be(
     run_simulated(play)
 
 
+async def test_withdrawals_of_what_never_was_take_no_more_memory_than_records_do(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    """A withdrawal is remembered for a TTL, and told to every newcomer. Of a cluster whose records are limited no more
+    of them are, whether it withdraws what it has made up, or has pools come and go; then it is as it was before. Others
+    are not concerned."""
+    monkeypatch.setattr(trio_federation.policy, "LEAST_REMEMBERED", 20)
+    monkeypatch.setattr(trio_federation.policy, "REMEMBERED_FOR_EACH", 2)
+    settings = hub(policy("*", max_records=3))
+    async with (
+        simulated_federation("west", "east", hub_settings=settings) as fed,
+        fed.connection("flood") as connection,
+        connection.report() as call,
+    ):
+        fed["east"].source.set(member("east", idle=3))
+        await fed.settle()
+        store = fed.hubs[0].hub._store
+        for number in range(5):
+            gone = [item(f"p{number}-{each}", age_ms=WITHDRAWN_AGE_MS) for each in range(30)]
+            await call.send(ReportFederationRequest(items=gone))
+            await trio.sleep(0.1)
+            assert store.held()["tombstones"] == store.tombstones["flood"] == 20
+        assert counted(fed.hubs[0].hub, BREACHES, cluster="flood", reason="too_many_records") == 5 * 30 - 20
+        # A new record would be withdrawn one day; east's are let in.
+        await call.send(ReportFederationRequest(items=[item("new", idle=1)]))
+        fed["east"].source.set(member("east", "p2", idle=4))
+        await fed.settle()
+        assert fed["west"].idle("flood") == []
+        assert fed["west"].idle("east") == [4]
+        await trio.sleep(76.0)  # a TTL, and a quarter of one until it is freed
+        assert "flood" not in store.tombstones
+        for number in range(40):
+            for age_ms in (0, WITHDRAWN_AGE_MS):
+                items = [item(f"p{number}-{each}", idle=1, age_ms=age_ms) for each in range(3)]
+                await call.send(ReportFederationRequest(items=items))
+            await trio.sleep(0.1)
+            assert store.tombstones["flood"] <= 20 + 3
+        await trio.sleep(76.0)
+        await call.send(ReportFederationRequest(items=[item("new", idle=1)]))
+        await trio.sleep(0.5)
+        assert fed["west"].idle("flood") == [1]
+        assert dict(store.records) == {"east": 1, "flood": 1}
+    assert [line["cluster"] for line in lines(logs, "policy_breach")] == ["flood"]
+
+
 # --- how much at a time ----------------------------------------------------------------------------------------------
 
 
@@ -342,6 +388,73 @@ async def test_a_call_needs_a_first_message_in_time_and_a_connection_a_call(auto
             await call.send(ReportFederationRequest())
             await trio.sleep(300.0)
             assert fed.hubs[0].hub.health()["clusters"] == ["silent", "west"]
+
+
+async def test_a_connection_is_kept_by_calls_that_are_let_in(autojump_clock: MockClock) -> None:
+    """One of a stranger whose calls are all refused is ended, however many of them it makes; any other 15 s after it
+    had its last call that was let in, and not while it has one."""
+    async with simulated_federation("west", hub_settings=hub()) as fed, AsyncExitStack() as stack:
+        began = trio.current_time()
+        ended: dict[str, float] = {}
+
+        async def note(name: str, connection: HubConnection) -> None:
+            await connection.wait_closed()
+            ended[name] = trio.current_time() - began
+
+        stranger = await stack.enter_async_context(fed.connection("stranger", credential=""))
+        good = await stack.enter_async_context(fed.connection("good"))
+        for name, connection in (("stranger", stranger), ("good", good)):
+            fed.nursery.start_soon(note, name, connection)
+        async with good.report() as call, good.watch(WatchFederationRequest()) as watch:
+            await call.send(ReportFederationRequest())
+            await watch.receive()
+            for _ in range(14):
+                async with stranger.report() as refused:
+                    with pytest.raises(Unauthenticated):
+                        await refused.wait_answered()
+                await trio.sleep(1.0)
+            await trio.sleep_until(began + 30.0)
+            await call.end()
+            await call.wait_answered()
+            await trio.sleep_until(began + 60.0)  # the watch goes on
+        await trio.sleep_until(began + 70.0)
+        async with good.watch(WatchFederationRequest()) as watch:
+            await watch.receive()
+        await trio.sleep_until(began + 100.0)
+        assert ended == {"stranger": pytest.approx(15.0, abs=0.5), "good": pytest.approx(85.0, abs=0.5)}
+
+
+async def test_to_open_a_report_costs_a_message_and_takes_nothing_where_it_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    """Else a cluster without any allowance left could go on replacing its own reporter, whose records everybody would
+    lose and get again. Nor does what it says of itself pile up: each time another uid."""
+    settings = hub(limits=Limits(message_rate=1))
+    async with simulated_federation("west", hub_settings=settings) as fed, AsyncExitStack() as stack:
+        hub_itself = fed.hubs[0].hub
+        let_in = 0
+        for number in range(9):
+            async with (
+                fed.connection("peer", instance="aa", uid=f"u{number}") as connection,
+                connection.report() as call,
+            ):
+                await call.wait_accepted()
+                let_in += 1
+            assert len(hub_itself._sessions._uids) <= 1
+        live = await stack.enter_async_context(fed.connection("peer", instance="aa"))
+        last = await stack.enter_async_context(live.report())
+        await last.wait_accepted()
+        for _ in range(5):
+            async with fed.connection("peer", instance="aa") as connection, connection.report() as call:
+                with pytest.raises(ResourceExhausted, match="'peer' sends more than 1 message a second"):
+                    await call.wait_answered()
+        assert let_in == 9
+        assert counted(hub_itself, REFUSED, status="RESOURCE_EXHAUSTED") == 5
+        # The last one that was let in is still the one that counts.
+        await trio.sleep(3.0)
+        await last.send(ReportFederationRequest(items=[item(idle=7)]))
+        await trio.sleep(0.5)
+        assert fed["west"].idle("peer") == [7]
 
 
 async def test_an_agent_with_nothing_to_report_is_not_cut(autojump_clock: MockClock, logs: list[EventDict]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,12 +15,25 @@ from pathlib import Path
 import pytest
 import trio
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from trio_federation.certificates import DAY, EXPIRY_INTERVAL, WARN_BELOW, Expiry, Warnings, expiry_of, watch_expiry
+from trio_federation.certificates import (
+    DAY,
+    EXPIRY_INTERVAL,
+    WARN_BELOW,
+    Expiry,
+    Warnings,
+    expiry_of,
+    first_to_expire,
+    watch_expiry,
+)
 from trio_federation.clock import wall_clock
 
 UTC = datetime.UTC
@@ -136,6 +150,68 @@ def test_one_without_a_subject_is_known_by_another_name(tmp_path: Path) -> None:
     found = expiry_of(openssl(tmp_path, "-days", "40", "-subj", "/", "-set_serial", "0xabc"))
     assert found is not None
     assert found.subject == "serial number abc"
+
+
+def odd_certificate(old: bytes, new: bytes) -> bytes:
+    """A PEM file with an authority that has no subject, and whose bytes were changed in one place."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ca")]))
+        .public_key(key.public_key())
+        .serial_number(0xABC)
+        .not_valid_before(END - datetime.timedelta(days=90))
+        .not_valid_after(END)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("zzzzzzzz")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    der = made.public_bytes(Encoding.DER)
+    assert der.count(old) == 1
+    return ssl.DER_cert_to_PEM_cert(der.replace(old, new)).encode()
+
+
+@pytest.mark.parametrize(
+    "old, new, is_read",
+    [
+        (b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x03", False),
+        (b"\x82\x08zzzzzzzz", b"\xa5\x08\xa1\x06\x0c\x04zzzz", True),
+        (b"\x55\x1d\x13", b"\x55\x1d\x11", True),
+    ],
+    ids=["version 4", "a name of a rare kind", "one extension twice"],
+)
+async def test_what_only_openssl_reads_ends_nothing(
+    old: bytes, new: bytes, is_read: bool, write: Callable[[bytes], str], ca: trustme.CA, autojump_clock: MockClock
+) -> None:
+    """A process with such a certificate starts, as OpenSSL loads it, so that it must not end by the library with which
+    it is looked at. The others of the file are warned of."""
+    odd = odd_certificate(old, new)
+    expiry = Expiry("serial number abc", END.timestamp()) if is_read else None
+    path = write(odd)
+    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=path)
+    assert expiry_of(path) == first_to_expire(odd) == expiry
+    later = END + datetime.timedelta(days=1)
+    good = chain_of(issue(ca, "west.test", end=later))
+    found = first_to_expire(odd + good)
+    assert found is not None
+    assert found.not_after == (END if is_read else later).timestamp()
+    told: list[str] = []
+    with capture_logs(), trio.move_on_after(1.5 * EXPIRY_INTERVAL):
+        await watch_expiry(
+            {"odd": path, "good": write_beside(path, good)},
+            wall_clock=lambda: END.timestamp() - 3 * DAY,
+            told=lambda name, _: told.append(name),
+            in_thread=False,
+        )
+    assert sorted(told) == sorted(["good", "odd"] * 2 if is_read else ["good"] * 2)
+
+
+def write_beside(path: str, data: bytes) -> str:
+    """Another file in the same folder."""
+    other = Path(path).with_name("other.pem")
+    other.write_bytes(data)
+    return str(other)
 
 
 def test_the_wall_clock_is_that_of_certificates(tmp_path: Path) -> None:

@@ -344,6 +344,100 @@ def test_the_value_is_always_the_last_good_one(
     assert seen[-1:] == ([good] if generation else [])
 
 
+# --- values that are doubted -----------------------------------------------------------------------------------------
+
+
+def doubting(path: Path, changed: Callable[[str], None] | None = None) -> FileBacked[str]:
+    """One that doubts what is shorter than what there was."""
+    return FileBacked(
+        "it",
+        [str(path)],
+        reader(path),
+        changed=changed,
+        doubts=lambda old, new: len(new) < len(old),
+        in_thread=False,
+    )
+
+
+async def test_a_value_in_doubt_counts_when_it_is_found_again(path: Path) -> None:
+    """Nobody is told of it before; one that is not in doubt counts at once, also in between."""
+    seen: list[str] = []
+    write(path, "1234")
+    item = doubting(path, seen.append)
+    with capture_logs() as logs:
+        write(path, "12")
+        assert await item.reread() is None
+        assert (item.value, item.generation, seen, logs) == ("1234", 0, [], [])
+        assert [await item.reread() for _ in range(2)] == ["ok", None]
+        assert (item.value, item.generation, seen) == ("12", 1, ["12"])
+        write(path, "")  # as it is before it is written
+        assert await item.reread() is None
+        write(path, "12345")
+        assert [await item.reread() for _ in range(2)] == ["ok", None]
+        assert seen == ["12", "12345"]
+    assert [entry["event"] for entry in logs] == ["reloaded"] * 2
+
+
+async def test_only_two_looks_in_a_row_remove_a_doubt(path: Path) -> None:
+    """Other bytes, the old ones, and ones that cannot be used begin anew."""
+    write(path, "1234")
+    item = doubting(path)
+    for between in ("123", "1234", "bad"):
+        write(path, "12")
+        assert await item.reread() is None
+        write(path, between)
+        assert await item.reread() is None
+    write(path, "12")
+    assert await item.reread() is None
+    assert item.value == "1234"
+    assert await item.reread() == "ok"
+    assert item.value == "12"
+
+
+async def test_what_changes_while_it_is_read_is_in_doubt_for_as_long(path: Path) -> None:
+    """Two values that were read from bytes that nobody knows are not found twice."""
+    write(path, "1234")
+    changing = False
+
+    def make() -> str:
+        text = path.read_text()
+        if changing:
+            path.write_text(text + " ")
+        return text.strip()
+
+    item = FileBacked("it", [str(path)], make, doubts=lambda old, new: len(new) < len(old), in_thread=False)
+    changing = True
+    write(path, "12")
+    assert [await item.reread() for _ in range(3)] == [None] * 3
+    changing = False
+    assert [await item.reread() for _ in range(2)] == [None, "ok"]
+    assert item.value == "12"
+
+
+@given(st.lists(st.sampled_from(["", "1", "22", "12", "bad", "1234"]), max_size=12))
+def test_a_doubted_value_never_counts_at_its_first_look(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("value") / "value"
+    write(path, "1234")
+    seen: list[str] = []
+    item = doubting(path, seen.append)
+
+    async def rounds() -> None:
+        value, before, expected = "1234", "1234", []
+        for text in texts:
+            write(path, text)
+            await item.reread()
+            if text not in (value, "bad") and (len(text) >= len(value) or text == before):
+                value = text
+                expected.append(text)
+            assert (item.value, seen) == (value, expected)
+            before = text
+
+    with capture_logs():
+        trio.run(rounds)
+
+
 # --- threads and time ------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from trio_federation.config import read_hub_secret_file
+from trio_federation.config import read_hub_secret_file, weak_secret
 from trio_federation.credentials import MAX_SERIAL, make_token, read_serial
 from trio_federation.errors import ConfigurationError
 
@@ -42,7 +42,10 @@ def token(cluster: str, secret_file: str, serial: str) -> None:
     if number is None:
         raise ConfigurationError([f"--serial: {serial[:12]!r} is not a whole number from 1 to {MAX_SERIAL}"])
     try:
-        made = make_token(read_hub_secret_file(secret_file).reveal(), cluster, number)
+        secret = read_hub_secret_file(secret_file)
+        made = make_token(secret.reveal(), cluster, number)
     except ValueError as error:
         raise ConfigurationError([str(error)]) from error
+    if (weakness := weak_secret(secret)) is not None:
+        click.echo(f"note: the secret {weakness}", err=True)
     click.echo(made)

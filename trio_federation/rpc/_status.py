@@ -16,6 +16,7 @@ from trio_federation.errors import (
     ProtocolViolation,
     ResourceExhausted,
     RpcError,
+    TlsFailed,
     TooManyPings,
     Unauthenticated,
     Unavailable,
@@ -86,7 +87,7 @@ def to_error(cause: Exception, connection: Http2Connection, peer: str) -> RpcErr
 
 def end_of(connection: Http2Connection, peer: str) -> RpcError:
     """Our error for the end of a connection, which is nobody's fault in particular."""
-    kind = TooManyPings if connection.too_many_pings else Unavailable
+    kind = TooManyPings if connection.too_many_pings else TlsFailed if connection.tls_failed else Unavailable
     return kind(connection.ended or "the connection is closed", peer=peer)
 
 

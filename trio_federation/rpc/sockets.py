@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import trio
 
-from trio_federation.errors import ConfigurationError, FederationError, Unavailable
+from trio_federation.errors import ConfigurationError, FederationError, TlsFailed, Unavailable
 
 #: Opens a stream to one hub. Raises Unavailable.
 Dialer: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
@@ -57,7 +57,7 @@ def tcp_dialer(
             over_tls = trio.SSLStream(stream, context, server_hostname=name, https_compatible=True)
         except ValueError as error:
             await trio.aclose_forcefully(stream)
-            raise Unavailable(f"TLS failed: {name!r} is no name that a certificate can be for", peer=shown) from error
+            raise TlsFailed(f"TLS failed: {name!r} is no name that a certificate can be for", peer=shown) from error
         return await _handshake(over_tls, shown)
 
     return dial
@@ -81,7 +81,7 @@ async def _handshake(stream: trio.SSLStream[trio.abc.Stream], peer: str) -> trio
         raise Unavailable(f"no TLS handshake within {HANDSHAKE_DEADLINE:g} s", peer=peer) from error
     except trio.BrokenResourceError as error:
         await _refuse(stream)
-        raise Unavailable(f"TLS failed: {_reason(error.__cause__ or error)}", peer=peer) from error
+        raise TlsFailed(f"TLS failed: {_reason(error.__cause__ or error)}", peer=peer) from error
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise

@@ -8,6 +8,7 @@ connection, and turn an error in a protocol callback into a crash of the loop.""
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -259,6 +260,8 @@ class Http2Connection(asyncio.Transport):
         self.ended = ""
         #: trio's time at which bytes of the peer came in last
         self.last_received = trio.current_time()
+        #: whether it is TLS that has ended it
+        self.tls_failed = False
         #: set when the connection has ended
         self.closed = trio.Event()
         self._traffic = traffic
@@ -428,6 +431,7 @@ class Http2Connection(asyncio.Transport):
         self.abort(f"silent for {self._settings.silence_limit:g} s")
 
     def _abort_broken(self, error: Exception) -> None:
+        self.tls_failed = isinstance(error.__cause__, ssl.SSLError)
         self.abort(one_line(broken_by(error)))
 
     def _ended(self, reason: str) -> None:
