@@ -43,7 +43,7 @@ EVENTS: dict[str, dict[str, Event]] = {
             "warning",
             "Files have changed, and cannot be used as they are now; what was there before still counts. Told once for "
             "each fault, when two looks in a row have found it; tried again every two seconds.",
-            ("what", "error", "kept"),
+            ("what", "error"),
             "See the error. `trio_federation_reloads_total` counts them.",
         ),
         "certificate_expires": Event(

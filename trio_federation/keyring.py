@@ -54,13 +54,13 @@ class Keyring:
         #: by key, the files whose certificates run out some day
         self.certificates = dict(_certificates(config))
         #: the context for the next connection to a hub; None for plain text
-        self.client_tls = self._client_tls()
+        self.client_tls = self._make_client_tls()
         #: the context for the next agent's connection; None for plain text
-        self.server_tls = self._server_tls()
+        self.server_tls = self._make_server_tls()
         #: the context for the next connection to the admin interface; None for plain text
-        self.admin_tls = self._admin_tls()
+        self.admin_tls = self._make_admin_tls()
         #: what the admin interface asks for; None: nothing
-        self.admin_token = self._admin_token()
+        self.admin_token = self._make_admin_token()
         self._agent_secret = self._make_agent_secret()
         self._hub_secrets = self._make_hub_secrets()
         self._deny_list = self._make_deny_list()
@@ -129,7 +129,7 @@ class Keyring:
         self._items.append(item)
         return item
 
-    def _client_tls(self) -> Callable[[], ssl.SSLContext] | None:
+    def _make_client_tls(self) -> Callable[[], ssl.SSLContext] | None:
         tls = self._config.federation.tls
         if tls is None:
             return None
@@ -137,7 +137,7 @@ class Keyring:
         make = partial(client_tls, ca_file=tls.ca_file, cert_file=tls.cert_file, key_file=tls.key_file)
         return _value_of(self._item("federation.tls", files, make))
 
-    def _server_tls(self) -> Callable[[], ssl.SSLContext] | None:
+    def _make_server_tls(self) -> Callable[[], ssl.SSLContext] | None:
         tls = self._config.hub.tls if self._config.hub is not None else None
         if self._config.hub is None or tls is None:
             return None
@@ -151,14 +151,14 @@ class Keyring:
         files = [file for file in (tls.cert_file, tls.key_file, tls.client_ca_file) if file is not None]
         return _value_of(self._item("hub.tls", files, make))
 
-    def _admin_tls(self) -> Callable[[], ssl.SSLContext] | None:
+    def _make_admin_tls(self) -> Callable[[], ssl.SSLContext] | None:
         tls = self._config.admin.tls
         if tls is None:
             return None
         make = partial(admin_tls, tls.cert_file, tls.key_file)
         return _value_of(self._item("admin.tls", [tls.cert_file, tls.key_file], make))
 
-    def _admin_token(self) -> Callable[[], str] | None:
+    def _make_admin_token(self) -> Callable[[], str] | None:
         admin = self._config.admin
         if admin.token_file is None:
             token = admin.token

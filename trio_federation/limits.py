@@ -98,7 +98,7 @@ class Limiter:
         if cluster.calls >= self.limits.streams:
             raise ResourceExhausted(
                 f"cluster {cluster_id!r} has {_many(cluster.calls, 'call')} open, and more are not served; end some, "
-                "or raise streams in [hub.limits]"
+                "or raise streams in the hub's [hub.limits]"
             )
         cluster.calls += 1
 
@@ -117,7 +117,7 @@ class Limiter:
         if not cluster.messages.take(1, now):
             raise ResourceExhausted(
                 f"cluster {cluster_id!r} sends more than {_many(self.limits.message_rate, 'message')} a second; send "
-                "fewer, or raise message_rate in [hub.limits]"
+                "fewer, or raise message_rate in the hub's [hub.limits]"
             )
         if cluster.records.take(records, now):
             return
@@ -125,11 +125,11 @@ class Limiter:
             raise ResourceExhausted(
                 f"cluster {cluster_id!r} sends {records} records in one message, more than {BURST:g} s of "
                 f"{_many(self.limits.record_rate, 'record')} a second allow; send fewer at once, or raise record_rate "
-                "in [hub.limits]"
+                "in the hub's [hub.limits]"
             )
         raise ResourceExhausted(
             f"cluster {cluster_id!r} sends more than {_many(self.limits.record_rate, 'record')} a second; send fewer, "
-            "or raise record_rate in [hub.limits]"
+            "or raise record_rate in the hub's [hub.limits]"
         )
 
     def forget(self, now: float) -> None:

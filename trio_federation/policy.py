@@ -2,9 +2,8 @@
 envs of others that it may be told of. Pure: it sorts changes, and holds none of them. Who the caller is, is
 `identity.py`'s to say, which sample is newer `samples.py`'s; how often a peer may ask is `limits.py`.
 
-A policy is asked about every record that comes in and goes out, so names that were seen before cost a look-up: on the
-machine of development 0.15 to 0.2 µs for a record where envs are restricted, 0.4 µs where its cluster is at its bound
-as well, and 0.7 µs where its idle is cut."""
+A policy is asked about every record that comes in and goes out, so names that were seen before cost a look-up and no
+more; docs/benchmarks.md has the figures."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class FileBacked(Generic[T]):
             while len(self._told) >= _MOST_TOLD:
                 del self._told[next(iter(self._told))]
             self._told[failed.error] = None
-            log.warning("reload_failed", what=self.what, error=failed.error, kept=True)
+            log.warning("reload_failed", what=self.what, error=failed.error)
         return "failed"
 
 

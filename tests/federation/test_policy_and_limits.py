@@ -360,7 +360,9 @@ async def test_an_agent_that_reports_too_much_says_so_and_comes_again(
         await trio.sleep(60.0)
         assert fed["west"].known("east") == []
         told = [line["error"] for line in lines(logs, "hub_failed")]
-        assert any("cluster 'east' sends" in error and "raise record_rate in [hub.limits]" in error for error in told)
+        assert any(
+            "cluster 'east' sends" in error and "raise record_rate in the hub's [hub.limits]" in error for error in told
+        )
         fed["east"].source.set(member("east", idle=4))
         await trio.sleep(75.0)
         assert fed["west"].idle("east") == [4]
