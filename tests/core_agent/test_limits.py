@@ -138,7 +138,7 @@ class LimiterMachine(RuleBasedStateMachine):
             self.limiter.open_call(cluster)
             self.calls[cluster] += 1
         else:
-            with pytest.raises(ResourceExhausted, match=r"streams in \[hub\.limits\]"):
+            with pytest.raises(ResourceExhausted, match="streams in the hub's"):
                 self.limiter.open_call(cluster)
 
     @rule(cluster=st.sampled_from(CLUSTERS))
@@ -249,11 +249,14 @@ def test_a_refusal_names_the_cluster_the_limit_and_what_to_do() -> None:
     with pytest.raises(ResourceExhausted) as messages:
         limiter.message("west", 0, 0.0)
     assert [str(error.value) for error in (streams, at_once, records, messages)] == [
-        "cluster 'west' has 2 calls open, and more are not served; end some, or raise streams in the hub's [hub.limits]",
+        "cluster 'west' has 2 calls open, and more are not served; end some, or raise streams in the hub's "
+        "[hub.limits]",
         "cluster 'west' sends 201 records in one message, more than 10 s of 20 records a second allow; send fewer at "
         "once, or raise record_rate in the hub's [hub.limits]",
-        "cluster 'west' sends more than 20 records a second; send fewer, or raise record_rate in the hub's [hub.limits]",
-        "cluster 'west' sends more than 1 message a second; send fewer, or raise message_rate in the hub's [hub.limits]",
+        "cluster 'west' sends more than 20 records a second; send fewer, or raise record_rate in the hub's "
+        "[hub.limits]",
+        "cluster 'west' sends more than 1 message a second; send fewer, or raise message_rate in the hub's "
+        "[hub.limits]",
     ]
 
 

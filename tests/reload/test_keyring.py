@@ -88,7 +88,7 @@ async def test_a_secret_that_moves_between_the_files_of_one_look_is_not_missed(
 
         return reading
 
-    for name in ("read_hub_secret_file", "_read_next_secret"):
+    for name in ("read_hub_secret_file", "read_next_secret_file"):
         monkeypatch.setattr(trio_federation.keyring, name, move_after(getattr(trio_federation.keyring, name)))
     for _ in range(3):
         await look(keyring)
