@@ -1,5 +1,5 @@
 """When certificates run out: read from their files, told to the metrics, and warned of in time. Nothing here decides
-who is trusted: that is OpenSSL's business, with the contexts of `rpc/sockets.py`, and a certificate that has run out is
+who is trusted: that is OpenSSL's business, with the contexts of `tls.py`, and a certificate that has run out is
 refused by whoever it is shown to."""
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class Asked(NamedTuple):
     params: Mapping[str, str]
     #: on Trio's clock
     at: float
+    #: what it came by
+    wire: Wire
 
 
 class ScriptedApi:
@@ -73,7 +75,7 @@ class ScriptedApi:
             kind = "probe"
         script = self._scripts[kind]
         reply = script[min(len(self.of(kind)), len(script) - 1)]
-        self.asked.append(Asked(kind, params, trio.current_time()))
+        self.asked.append(Asked(kind, params, trio.current_time(), wire))
         await reply(wire)
 
     def of(self, kind: Kind) -> list[Asked]:

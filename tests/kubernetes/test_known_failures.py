@@ -357,7 +357,7 @@ async def test_a_server_that_has_fallen_silent_is_noticed_within_half_of_the_ttl
     api = ScriptedApi(
         lists=[page("100", env("p1", "90")), stall], watches=[events(then=stall), stall], probes=[page("100"), stall]
     )
-    async with source_of(api, ttl=ttl) as (source, server):
+    async with source_of(api, ttl=ttl) as (source, _):
         await until(lambda: len(api.of("probe")) == 2)
         silent_since = api.of("probe")[0].at
         await until(lambda: not source.is_live())
@@ -369,7 +369,7 @@ async def test_a_server_that_has_fallen_silent_is_noticed_within_half_of_the_ttl
         with pytest.raises(KubernetesError, match="nothing is known of its objects"):
             await source.collect()
         # The client has closed what it had given up: the peer finds the end, if it ever looks.
-        watch = server.wires[1].stream
+        watch = api.of("watch")[0].wire.stream
         with trio.fail_after(PATIENCE), suppress(trio.BrokenResourceError):
             while await watch.receive_some():
                 pass

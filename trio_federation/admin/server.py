@@ -16,7 +16,7 @@ never finish asking, are closed earlier, by hypercorn's own `keep_alive_timeout`
 or its last answer, however slowly bytes drip in.
 
 Encrypted, a connection begins with a handshake, which has a time of its own. It is made here, so that one that fails
-is no more than a client that went away."""
+is no more than a client that went away; the client is told why, by TLS itself."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trio_federation.admin.tls import HandshakeFailed, accept_tls
 from trio_federation.errors import FederationError
+from trio_federation.tls import HandshakeFailed, shake_hands
 
 log = structlog.get_logger("trio_federation.admin")
 
@@ -74,8 +74,8 @@ async def serve_http(
 
     `section` is the part of the configuration that the address came from; errors name it. `tls` gives the context for a
     connection that comes now; without it nothing is encrypted. `IDLE_TIMEOUT`, `REQUEST_TIMEOUT` and `MAX_CONNECTIONS`
-    say what the limits mean. Raises FederationError when the address cannot be
-    listened on. No failure of a client, a connection or the application ends the server."""
+    say what the limits mean. Raises FederationError when the address cannot be listened on. No failure of a
+    client, a connection or the application ends the server."""
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except (OSError, UnicodeError) as error:
@@ -158,7 +158,10 @@ class _Connections:
                 nursery.start_soon(_guard, stream, connection.time_left, nursery.cancel_scope)
                 spoken: Any = stream
                 if self._tls is not None:
-                    spoken = await accept_tls(stream, self._tls(), within=self._config.keep_alive_timeout)
+                    # Closed without a word of TLS, which a client that reads nothing could hold up: HTTP says itself
+                    # where an answer ends.
+                    spoken = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
+                    await shake_hands(spoken, within=self._config.keep_alive_timeout)
                 await TCPServer(wrapped, self._config, self._context, state, spoken).run()
                 nursery.cancel_scope.cancel()
         except* HandshakeFailed as failed:

@@ -29,8 +29,8 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
 from trio_federation.rpc.codec import FederationCodec
-from trio_federation.rpc.sockets import certificate_names
 from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name, reset_unfinished
+from trio_federation.tls import certificate_names
 from trio_federation.wire import EncodedBroadcast, ReceivedReport
 
 _T = TypeVar("_T")

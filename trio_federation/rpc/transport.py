@@ -30,7 +30,7 @@ from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
 from hyperframe.frame import Frame, GoAwayFrame
 
-from trio_federation.rpc.sockets import broken_by
+from trio_federation.tls import broken_by
 from trio_federation.wire import MAX_RECEIVE
 
 #: Bytes that wait for the socket before senders are made to wait. Small, so that a peer that does not read is noticed
