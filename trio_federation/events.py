@@ -210,8 +210,8 @@ EVENTS: dict[str, dict[str, Event]] = {
         ),
         "credential_mixed_up": Event(
             "warning",
-            "A refused call has sent a token where only the shared secret counts, or the hub's own secret where only "
-            "tokens do. Told once for each cluster.",
+            "A call has sent a token where only the shared secret counts, or the hub's own secret where only tokens or "
+            "certificates do, also where something else lets it in. Told once for each cluster.",
             ("cluster", "peer", "error"),
             "Give the agent what the error says.",
         ),

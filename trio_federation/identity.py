@@ -213,7 +213,7 @@ def denied_error(caller: Caller, denied: DenyList) -> RpcError:
 
 
 def mixed_up(metadata: Mapping[str, str], trusted: Trusted) -> str | None:
-    """What a hub's operator should know of a call that was refused: that it has sent the one kind of text where only
+    """What a hub's operator should know of a call, refused or let in: that it has sent the one kind of text where only
     the other counts. None where it has not."""
     text = _credential(metadata)
     if text is None:

@@ -187,14 +187,22 @@ class Keyring:
 
         files = [each for each in (file, next_file) if each is not None]
 
+        # Of the first ones, the configuration says so itself.
+        known: set[Secret | None] = set()
+
         def changed(secrets: tuple[Secret | None, ...]) -> None:
-            # At the start the configuration says so itself.
-            for text in filter(None, map(weak_secret, secrets)) if settings.makes_tokens else ():
-                log.warning("configuration", note=f"a new secret of the hub {text}")
+            for secret in secrets:
+                weakness = weak_secret(secret) if settings.makes_tokens and secret not in known else None
+                if weakness is not None:
+                    log.warning("configuration", note=f"a new secret of the hub {weakness}")
+            known.clear()
+            known.update(secrets)
             self._changed(secrets)
 
         # What is wrong with the other one was found when the configuration was loaded.
-        return self._item("hub.secrets", files, make, changed=changed, at="next_secret_file")
+        item = self._item("hub.secrets", files, make, changed=changed, at="next_secret_file")
+        known.update(item.value if item is not None else ())
+        return item
 
     def _make_deny_list(self) -> FileBacked[_Denied] | None:
         settings = self._config.hub

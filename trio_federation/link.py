@@ -122,6 +122,8 @@ class HubLink:
         #: whether a call has worked on this connection, and whether that could be said of an earlier one, which broke
         self._worked = False
         self._broke = False
+        #: how a call on this connection was refused for who we are
+        self._refused: RpcError | None = None
         #: set when the hub has said anything on this connection
         self._heard = trio.Event()
         #: records that were sent on a report call which the hub has not accepted yet
@@ -145,11 +147,15 @@ class HubLink:
         """Keep the hub connected until cancelled."""
         while True:
             self._worked = False
+            self._refused = None
             began = trio.current_time()
             try:
                 await self._connect_once()
             except (RpcError, BaseExceptionGroup) as error:
                 failure = _most_telling(failures_of(error, RpcError))
+                if type(failure) is Unavailable and self._refused is not None and not self._worked:
+                    # A hub ends a connection of which it takes nothing; why it takes nothing tells more.
+                    failure = self._refused
             finally:
                 self._stands_now(self._standing.lost)
             self._broke = self._broke or self._worked
@@ -209,9 +215,11 @@ class HubLink:
                 self._show(trouble, False)
             if connection.transport.is_closing():
                 raise failure
-            if isinstance(failure, Unauthenticated | PermissionDenied) and self._renewals != self._identity.renewals():
-                # A certificate is shown when a connection begins, so a new one needs a new connection.
-                raise failure
+            if isinstance(failure, Unauthenticated | PermissionDenied):
+                self._refused = failure
+                if self._renewals != self._identity.renewals():
+                    # A certificate is shown when a connection begins, so a new one needs a new connection.
+                    raise failure
             await self._wait(trouble, failure, began)
 
     async def _report(self, connection: HubConnection) -> None:

@@ -28,6 +28,16 @@ KNOWN = [
     ("k" * 64, "north", 1, "3583a4488346c8cd566d8a9e46bd37d10257e49212f3f36c0217b222e947d687"),
     ("k" * 65, "north", 1, "6b593d0c5eaa83c368bfa5f9024cbeca5c40466f013a9cbf02988acfc6bd2f09"),
 ]
+#: what is said on standard error of a secret that is short
+NOTE = (
+    "note: the secret is shorter than 32 characters: whoever has a token can try, at home, what it was made from; make "
+    "another one with: openssl rand -hex 32"
+)
+
+
+def notes_on(secret: str) -> list[str]:
+    """What standard error says of a secret."""
+    return [NOTE] if len(secret) < 32 else []
 
 
 @pytest.fixture
@@ -41,8 +51,9 @@ def secret_file(tmp_path: Path) -> Path:
 def test_known_tokens(secret: str, cluster: str, serial: int, mac: str, secret_file: Path, call: Call) -> None:
     secret_file.write_text(secret)
     expected = f"tf1.{cluster}.{serial}.{mac}\n"
-    assert call("token", cluster, "--secret-file", secret_file, "--serial", serial) == (0, expected, [])
-    assert call("token", f"--serial={serial}", f"--secret-file={secret_file}", cluster) == (0, expected, [])
+    notes = notes_on(secret)
+    assert call("token", cluster, "--secret-file", secret_file, "--serial", serial) == (0, expected, notes)
+    assert call("token", f"--serial={serial}", f"--secret-file={secret_file}", cluster) == (0, expected, notes)
     if serial == 1:
         assert call("token", cluster, "--secret-file", secret_file).output == expected
 
@@ -59,7 +70,17 @@ def test_openssl_computes_the_same(secret: str, cluster: str, serial: int, secre
     context = f"trio-federation token 1\0{cluster}\0{serial}".encode()
     command = ["openssl", "dgst", "-sha256", "-mac", "HMAC", "-macopt", f"hexkey:{secret.encode().hex()}", "-r"]
     computed = subprocess.run(command, input=context, capture_output=True, check=True).stdout.decode().split()[0]
-    assert ended == (0, f"tf1.{cluster}.{serial}.{computed}\n", [])
+    assert ended == (0, f"tf1.{cluster}.{serial}.{computed}\n", notes_on(secret))
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33])
+def test_a_short_secret_makes_the_token_and_a_note_beside_it(length: int, secret_file: Path, call: Call) -> None:
+    """On standard error, so that the token is alone where it goes; the line break at the file's end is no character of
+    the secret. A secret that is long enough has no note."""
+    secret = "x" * length
+    secret_file.write_text(f"{secret}\n")
+    ended = call("token", "west", "--secret-file", secret_file)
+    assert ended == (0, make_token(secret, "west") + "\n", [NOTE] if length < 32 else [])
 
 
 def test_a_hub_takes_what_is_printed(secret_file: Path, call: Call) -> None:
@@ -199,7 +220,7 @@ def test_the_output_of_a_process(secret_file: Path, tmp_path: Path) -> None:
         ended = subprocess.run(
             command, input=SECRET.encode(), stdout=file, stderr=subprocess.PIPE, check=True, env=environment()
         )
-    assert ended.stderr == b""
+    assert ended.stderr.decode() == f"{NOTE}\n"
     assert target.read_bytes() == make_token(SECRET, "west").encode() + b"\n"
 
 
@@ -218,7 +239,7 @@ def test_a_terminal_gets_the_same(secret_file: Path) -> None:
             timeout=PATIENCE,
             check=True,
         )
-        assert ended.stderr == b""
+        assert ended.stderr.decode() == f"{NOTE}\n"
         said = b""
         while not said.endswith(b"\n"):
             ready, _, _ = select.select([controller], [], [], PATIENCE)
@@ -237,6 +258,7 @@ def test_output_that_cannot_be_written_is_a_failure(secret_file: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         command: list[str | Path] = [COMMAND, "token", "west", "--secret-file", secret_file]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment())
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
-    assert "the output cannot be written" in ended.stderr
+    note, problem = ended.stderr.splitlines()
+    assert (ended.returncode, note) == (1, NOTE)
+    assert "the output cannot be written" in problem
     assert SECRET not in ended.stderr

@@ -380,7 +380,7 @@ ONE_FAULT = [
     ),
     # what a later version will have
     (HUB + "accept = ['shraed']", "[hub] accept[0]", ['did you mean "shared"?']),
-    (HUB + "accept = []", "[hub] accept", ["empty", '["shared"]']),
+    (HUB + "accept = []", "[hub] accept", ["empty", '["token"]']),
     (HUB + "[hub.backplane]\ntype = 'nats'", "[hub.backplane] type", ['"nats" is not available in this version yet']),
     (HUB + "[hub.backplane]\ntype = 'memroy'", "[hub.backplane] type", ['did you mean "memory"?']),
     (HUB + "[hub.backplane]\nservers = []", "[hub.backplane] servers", ["not available in this version yet"]),

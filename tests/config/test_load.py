@@ -425,6 +425,56 @@ def test_warnings(tmp_path: Path, text: str, enabled: bool, words: list[str]) ->
     assert [word for word in words if word not in line] == []
 
 
+SHORT = "x" * 31
+
+
+@pytest.mark.parametrize(
+    "secrets, weak",
+    [
+        ({"secret": SHORT}, ["secret"]),
+        ({"secret_file": SHORT}, ["secret_file"]),
+        ({"secret": LONG, "next_secret_file": SHORT}, ["next_secret_file"]),
+        ({"secret_file": LONG, "next_secret_file": SHORT}, ["next_secret_file"]),
+        ({"secret_file": SHORT, "next_secret_file": SHORT}, ["secret_file", "next_secret_file"]),
+        ({"secret": SHORT, "next_secret_file": LONG}, ["secret"]),
+        ({"secret_file": SHORT, "next_secret_file": ""}, ["secret_file"]),
+        ({"secret_file": SHORT, "next_secret_file": None}, ["secret_file"]),
+        ({"secret_file": LONG, "next_secret_file": LONG}, []),
+        ({"secret_file": "x" * 32, "next_secret_file": "x" * 32}, []),
+        ({"secret_file": LONG, "next_secret_file": ""}, []),
+        ({"secret_file": LONG, "next_secret_file": None}, []),
+    ],
+)
+@pytest.mark.parametrize(
+    "accept", ['["token"]', '["token+certificate"]', '["certificate", "token"]', '["shared+certificate"]']
+)
+def test_short_secrets_are_warned_of_where_tokens_are_made_from_them(
+    accept: str, secrets: dict[str, str | None], weak: list[str], tmp_path: Path
+) -> None:
+    """Each in its own place, the file's line break not counted; a file that is missing or empty holds none. Where no
+    token counts nobody can try anything at home."""
+    (tmp_path / "pem").write_text("PEM")
+    keys = []
+    for key, secret in secrets.items():
+        if key != "secret" and secret is not None:
+            (tmp_path / key).write_text(f"{secret}\n" if secret else "")
+        keys.append(f'{key} = "{secret if key == "secret" else key}"\n')
+    rest = CERTIFICATES if "certificate" in accept else 'bind = "localhost:1"\n'
+    warnings = loaded(tmp_path, f"[hub]\naccept = {accept}\n{''.join(keys)}{rest}").warnings
+    assert list(warnings) == [
+        f"{tmp_path / 'agent.toml'}: [hub] {key}: is shorter than 32 characters: whoever has a token can try, at home, "
+        "what it was made from; make another one with: openssl rand -hex 32"
+        for key in (weak if "token" in accept else [])
+    ]
+
+
+@pytest.mark.parametrize("secrets", ['secret_file = "s"\n', 'secret = "s"\nnext_secret_file = "s"\n'])
+def test_a_short_shared_secret_is_not_warned_of_as_one_that_tokens_are_made_from(secrets: str, tmp_path: Path) -> None:
+    (tmp_path / "s").write_text(SHORT)
+    (warning,) = loaded(tmp_path, f'[hub]\nbind = "localhost:1"\naccept = ["shared"]\n{secrets}').warnings
+    assert "[hub] accept" in warning
+
+
 def test_client_certificate_is_a_credential(tmp_path: Path) -> None:
     for name in ("cert", "key"):
         (tmp_path / name).write_text("PEM")

@@ -407,10 +407,52 @@ def test_the_credential_is_checked_before_anything_else_is_told(accept: str) -> 
 
 def test_what_a_credential_is_for_is_told_whoever_has_it() -> None:
     """It is good, so its holder may know; of a certificate with many names not all of them."""
-    with pytest.raises(PermissionDenied, match="claims to be 'west', and its credential is for 'east'"):
-        identify(metadata_of("west", credential=token_of("east")), (), trusting("token"))
-    with pytest.raises(PermissionDenied, match="is for 'a', 'b', 'c' and 1 more"):
-        identify(metadata_of("west", credential=None), names_for("d", "c", "b", "a"), trusting("certificate"))
+    token, certificate = metadata_of("west", credential=token_of("east")), metadata_of("west", credential=None)
+    many = names_for("d", "c", "b", "a")
+    of_token, of_many = "its token is for 'east'", "its certificate is for 'a', 'b', 'c' and 1 more"
+    for metadata, names, accept, told in (
+        (token, [], ("token",), of_token),
+        (certificate, many, ("certificate",), of_many),
+        (token, many, ("token+certificate",), f"{of_token} and {of_many}"),
+        (token, many, ("certificate", "token"), f"{of_token} and {of_many}"),
+        # Of what does not count nothing is said.
+        (token, many, ("token",), of_token),
+        (token, names_for("north"), ("certificate",), "its certificate is for 'north'"),
+        (token, names_for("west"), ("token+certificate",), f"{of_token} and its certificate is for 'west'"),
+    ):
+        with pytest.raises(PermissionDenied) as caught:
+            identify(metadata, names, trusting(*accept))
+        assert str(caught.value) == f"the call claims to be 'west', and {told}"
+
+
+@pytest.mark.parametrize("sent", [SECRET, ELSEWHERE, token_of("east"), token_of("east", 1, ELSEWHERE), None])
+@pytest.mark.parametrize(
+    "accept", [("certificate",), ("token+certificate",), ("shared+certificate",), ("token", "certificate")]
+)
+def test_a_certificate_that_names_no_cluster_is_told_as_such_whatever_else_is_sent(
+    accept: tuple[str, ...], sent: str | None
+) -> None:
+    """What is wrong with the certificate has to be put right in any case. Where another credential is good and enough,
+    the call is let in."""
+    metadata, names = metadata_of(credential=sent), [("DNS", "east.example"), ("URI", "spiffe://fleet.example/east")]
+    if "token" in accept and sent == token_of("east"):
+        assert identify(metadata, names, trusting(*accept)) == Caller("east", "ab12", None, "token", 1)
+        return
+    with pytest.raises(Unauthenticated) as caught:
+        identify(metadata, names, trusting(*accept))
+    assert str(caught.value) == (
+        "the client certificate names no cluster: none of its names is like DNS:{cluster}.agents.example"
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_id_that_is_missing_is_told_as_missing(way: str) -> None:
+    """And not as one that is badly spelt."""
+    metadata = metadata_of("", credential=token_of("east") if "token" in way else SECRET if "shared" in way else None)
+    for absent in (metadata, {key: value for key, value in metadata.items() if key != "x-federation-cluster"}):
+        with pytest.raises(InvalidArgument) as caught:
+            identify(absent, names_for("east"), trusting(way))
+        assert str(caught.value) == "x-federation-cluster is missing: the call does not say which cluster's it is"
 
 
 def test_parts_that_are_needed_together_have_to_agree() -> None:

@@ -246,7 +246,7 @@ def test_what_is_remembered_already_is_withdrawn_again_for_nothing() -> None:
     )
     assert admitted == [repeated, repeated, known, of_known, of_known]
     assert breaches == {
-        "too_many_records": (3, "ns/env/p2 is one too many: 5 records are kept of it, and 1000 withdrawals remembered"),
+        "too_many_records": (3, "ns/env/p2 is one too many: 5 records are kept of it, and 3 withdrawals remembered"),
     }
     # One of what is held takes a place that is left, so that there is none for another one.
     assert policy.admit([of_known, unknown], 1, lambda identity: identity[3] == "held", 2).changes == [of_known]
@@ -272,7 +272,10 @@ def test_a_breach_names_the_first_record_and_the_rule() -> None:
     assert breaches == {
         "env_not_allowed": (2, "team-b/python is not among what it may report"),
         "idle_cut": (1, "team-a/python/p1 claims 2147483647 idle, of which 50 count"),
-        "too_many_records": (2, "team-a/python/large is one too many: 2 records are kept of it, and 1000 withdrawals remembered"),
+        "too_many_records": (
+            2,
+            "team-a/python/large is one too many: 2 records are kept of it, and 1000 withdrawals remembered",
+        ),
     }
 
 

@@ -15,8 +15,9 @@ from trio.testing import MockClock
 from tests.federation.helpers import counted, item, lines, take_everything
 from tests.simulation import SECRET, ScriptedHub, ScriptedSource, always, member, sampled, simulated_federation
 from trio_federation.agent import Agent
-from trio_federation.config import Federation
-from trio_federation.errors import RpcError, Unauthenticated, Unavailable, Unimplemented
+from trio_federation.config import Federation, HubSettings
+from trio_federation.credentials import make_token
+from trio_federation.errors import RpcError, TlsFailed, Unauthenticated, Unavailable, Unimplemented
 from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
 from trio_federation.reporter import Reporter
 from trio_federation.rpc import IncomingReport, IncomingWatch, ReportCall
@@ -349,8 +350,11 @@ async def test_a_wrong_secret_is_told_once_and_costs_nothing_else(
         assert fed["west"].known("east") == fed["east"].known("west") == []
         assert fed["east"].registry.local_idle("ns", "env") == 9
         warned = [line for line in lines(logs, "hub_failed") if line["log_level"] == "warning"]
-        assert sorted(line["call"] for line in warned) == ["report", "watch"]
-        assert all("secret" in line["error"] for line in warned)
+        # The hub also ends a connection of which it takes nothing, and that is not told as another failure.
+        assert sorted(line["call"] for line in warned) == ["connection", "report", "watch"]
+        assert {line["error"] for line in warned} == {
+            "wrong credential: compare the agent's [federation] secret with the hub's [hub] secret"
+        }
         refused = counted(fed.hubs[0].hub, "trio_federation_hub_calls_refused_total", status="UNAUTHENTICATED")
         # Two calls, a try every five seconds on average, after the first few.
         assert 2 * 12 <= refused <= 2 * 45
@@ -405,3 +409,53 @@ async def test_an_error_of_one_call_leaves_the_other_open(autojump_clock: MockCl
         assert refusals == []
         assert fed["west"].agent.links[0].reporter.reporting
         assert len(watches) == fed["west"].routes["hub"].dialled == 1
+
+
+# --- one line for each thing that is wrong ---------------------------------------------------------------------------
+
+
+async def test_a_refusal_of_tls_is_told_after_a_hub_that_was_away(
+    autojump_clock: MockClock, logs: list[EventDict]
+) -> None:
+    """Both mean that there is no connection; the one passes by itself, and the other is for somebody to put right."""
+    dialler = Dialler(Unavailable("cannot connect: connection refused"))
+    agent = agent_of(dialler)
+    failures = [
+        Unavailable("cannot connect: connection reset by peer"),
+        TlsFailed("TLS failed: certificate not accepted: unable to get local issuer certificate"),
+        Unavailable("cannot connect: connection refused"),
+        TlsFailed("TLS failed: certificate not accepted: certificate has expired"),
+    ]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(agent.run)
+        await trio.sleep(10.0)
+        for failure in failures:
+            dialler.failure = failure
+            await trio.sleep(10.0)
+        nursery.cancel_scope.cancel()
+    failed = lines(logs, "hub_failed")
+    assert len(failed) > 10
+    warned = [line["error"] for line in failed if line["log_level"] == "warning"]
+    assert warned == ["cannot connect: connection refused", failures[1].message]
+
+
+async def test_each_mistake_of_one_cluster_is_told_and_each_once(
+    autojump_clock: MockClock, logs: list[EventDict]
+) -> None:
+    """Who puts the first one right and makes another hears of that one, too, although both have the same status."""
+    token = make_token(SECRET, "east")
+    async with simulated_federation("west", hub_settings=HubSettings(accept=("token",))) as fed:
+        for credential in ("not the secret", "neither", token[:-1], "", token[:-2], "not the secret", ""):
+            for _ in range(2):
+                async with fed.connection("east", credential=credential) as connection, connection.report() as call:
+                    with pytest.raises(Unauthenticated):
+                        await call.wait_answered()
+        refused = lines(logs, "call_refused")
+        assert [line["cluster"] for line in refused] == ["east"] * 14
+        told = [line["error"] for line in refused if line["log_level"] == "info"]
+        assert [error[:24] for error in told] == [
+            "this hub takes no shared",
+            "wrong token: it was not ",
+            "no credential: give the ",
+        ]
+        assert token not in repr(logs)

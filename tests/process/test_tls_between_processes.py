@@ -8,7 +8,7 @@ import pytest
 import trio
 import trustme
 
-from tests.process.running import COMMAND, Program, agent_file, hub_file, run_all, start, wait_idle
+from tests.process.running import COMMAND, Program, agent_file, free_port, hub_file, records, run_all, start, wait_idle
 
 SECRET = "over-tls-only-91d2"
 
@@ -94,5 +94,83 @@ async def test_files_that_are_no_certificates_are_refused_at_once(tmp_path: Path
         assert ended.process.returncode == 2
         assert ended.output == ""
         (fault,) = ended.lines
-        assert fault.startswith(f"{config}: [hub.tls]: ")
-        assert "hub.key" in fault
+        assert fault == (
+            f"{config}: [hub.tls] key_file {tmp_path / 'hub.key'}: no private key found that can be read; name a "
+            "certificate and its own private key, both as PEM"
+        )
+
+
+def write_records(folder: Path, cluster_id: str, idle: int) -> None:
+    """What the source of an agent says from now on."""
+    (folder / f"{cluster_id}-capacity.toml").write_text(records({"p1": idle}))
+
+
+@pytest.mark.slow
+async def test_an_agents_certificate_is_replaced_while_it_runs(nursery: trio.Nursery, tmp_path: Path) -> None:
+    """By one of another authority: what is open goes on, and the next connection shows the new one. East, whose
+    certificate stays, is kept out by the hub that takes the new authority only; west, of which nobody took notice, is
+    not."""
+    authorities: dict[str, Certificates] = {}
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        authorities[name] = Certificates(tmp_path / name)
+        for cluster_id in ("west", "east"):
+            authorities[name].issue(cluster_id, f"{cluster_id}.agents.example")
+    authorities["old"].issue("hub", "127.0.0.1")
+    both = [(tmp_path / name / "ca.pem").read_text() for name in ("old", "new")]
+    (tmp_path / "clients.pem").write_text("".join(both))
+    for cluster_id in ("west", "east"):
+        (tmp_path / f"{cluster_id}-pair").symlink_to("old")
+
+    tls = (
+        'accept = ["certificate"]\n[hub.tls]\ncert_file = "old/hub.crt"\nkey_file = "old/hub.key"\n'
+        'client_ca_file = "clients.pem"\ncluster_san = "DNS:{cluster}.agents.example"\n'
+    )
+    port = free_port()
+    hub_config = hub_file(tmp_path / "hub.toml", port=port, secret=SECRET, more=tls)
+    hub = await (await start(nursery, "run", hub_config)).started()
+    agents: dict[str, Program] = {}
+    for cluster_id in ("west", "east"):
+        table = (
+            f'[federation.tls]\nca_file = "old/ca.pem"\ncert_file = "{cluster_id}-pair/{cluster_id}.crt"\n'
+            f'key_file = "{cluster_id}-pair/{cluster_id}.key"\n'
+        )
+        config = agent_file(
+            tmp_path / f"{cluster_id}.toml", cluster_id, {"p1": 3}, hub_port=port, secret=None, more=table
+        )
+        agents[cluster_id] = await start(nursery, "run", config)
+        await agents[cluster_id].event("hub_works", call="report")
+    west, east = agents["west"], agents["east"]
+    await wait_idle(
+        hub.metrics_port, lambda idle: {key[0]: value for key, value in idle.items()} == {"west": 3, "east": 3}
+    )
+
+    (tmp_path / "other-pair").symlink_to("new")
+    (tmp_path / "other-pair").rename(tmp_path / "west-pair")
+    await west.event("reloaded", what="federation.tls")
+    write_records(tmp_path, "west", 5)
+    await wait_idle(
+        hub.metrics_port, lambda idle: {key[0]: value for key, value in idle.items()} == {"west": 5, "east": 3}
+    )
+    assert hub.events("reporter_left") == []
+    assert len(hub.events("reporter_came", cluster="west", credential="certificate")) == 1
+
+    assert await hub.stop() == 0
+    (tmp_path / "clients.pem").write_text(both[1])
+    hub_again = await (await start(nursery, "run", hub_config)).started()
+    await hub_again.event("reporter_came", cluster="west", credential="certificate")
+    refused = await east.event(
+        "hub_failed",
+        level="warning",
+        error="TLS failed: the other side does not accept the certificate of this side: unknown authority",
+    )
+    assert refused["call"] == "connection"
+    idle = await wait_idle(hub_again.metrics_port, lambda idle: len(idle) > 0)
+    assert {key[0]: value for key, value in idle.items()} == {"west": 5}
+    assert [event for event in west.events("hub_failed") if "TLS" in event["error"]] == []
+    assert hub_again.events("reporter_came", cluster="east") == []
+
+    for each in (west, east, hub_again):
+        assert await each.stop() == 0
+    for each in (west, east, hub, hub_again):
+        each.assert_only_logged()

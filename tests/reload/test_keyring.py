@@ -20,6 +20,7 @@ from trio_federation.reload import Outcome
 
 OLD = "the-old-secret-0123456789"
 NEW = "the-new-secret-0123456789"
+SHORT = "a-short-secret-that-is-31-long-"
 
 
 def keyring_of(folder: Path, keys: str) -> Keyring:
@@ -121,6 +122,53 @@ async def test_of_a_pair_in_which_one_cannot_be_used_both_are_kept(file: str, tm
     [line] = logs
     assert (line["event"], line["what"]) == ("reload_failed", "hub.secrets")
     assert "is not UTF-8" in line["error"]
+
+
+NOTE = (
+    "a new secret of the hub is shorter than 32 characters: whoever has a token can try, at home, what it was made "
+    "from; make another one with: openssl rand -hex 32"
+)
+
+
+@pytest.mark.parametrize(
+    "secret, next_secret, warned",
+    [
+        (SHORT, "", 1),
+        ("n" * 32, SHORT, 1),
+        (SHORT, SHORT, 2),
+        ("n" * 32, "", 0),
+        ("n" * 32, "m" * 32, 0),
+    ],
+)
+async def test_a_short_secret_that_comes_while_it_runs_is_warned_of(
+    secret: str, next_secret: str, warned: int, tmp_path: Path
+) -> None:
+    """Once for each, and it counts all the same; and not at the start, where the configuration says so."""
+    put(tmp_path, "v1", "o" * 31, "")
+    with capture_logs() as logs:
+        keyring = keyring_of(tmp_path, 'secret_file = "..data/secret"\nnext_secret_file = "..data/next"\n')
+        assert await look(keyring) == []
+        assert logs == []
+        put(tmp_path, "v2", secret, next_secret)
+        assert [await look(keyring) for _ in range(3)] == [["ok"], [], []]
+    assert keyring.trusted().secrets == tuple(filter(None, (secret, next_secret)))
+    warnings = [line for line in logs if line["event"] == "configuration"]
+    assert warnings == [{"event": "configuration", "log_level": "warning", "note": NOTE}] * warned
+    assert not any(each in repr(logs) for each in (secret, next_secret) if each)
+
+
+async def test_a_short_secret_that_no_token_is_made_from_is_not_warned_of(tmp_path: Path) -> None:
+    put(tmp_path, "v1", OLD, "")
+    path = tmp_path / "hub.toml"
+    path.write_text(
+        '[hub]\nbind = "127.0.0.1:0"\ninsecure = true\naccept = ["shared"]\nsecret_file = "..data/secret"\n'
+    )
+    keyring = Keyring(load(path, {}))
+    put(tmp_path, "v2", SHORT, "")
+    with capture_logs() as logs:
+        assert await look(keyring) == ["ok"]
+    assert keyring.trusted().secrets == (SHORT,)
+    assert [line for line in logs if line["event"] == "configuration"] == []
 
 
 # --- the deny list ---------------------------------------------------------------------------------------------------
