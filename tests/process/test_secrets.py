@@ -807,7 +807,9 @@ def test_the_token_is_printed_once_and_nothing_else_is(
     from appears there no more than elsewhere. Where anything is wrong, there is no output."""
     monkeypatch.chdir(bad_files.folder)
     ran = _run_here(capfd, monkeypatch, "--verbose", "token", "west", "--secret-file", "secret", "--serial", "3")
-    assert (ran.code, ran.output, ran.errors) == (0, f"{WEST}\n", "")
+    assert (ran.code, ran.output) == (0, f"{WEST}\n")
+    assert ran.errors.startswith("note: the secret is shorter than 32 characters")
+    bad_files.search.assert_silent(ran.errors, "the note")
     assert [name for name, _ in bad_files.search.found(ran.output)] == [WEST[:14]] * 2
     for verbose in ([], ["--verbose"]):
         for cluster, name, serial in (
