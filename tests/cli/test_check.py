@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from tests.cli.conftest import Call
 from trio_federation.cli.check import described_lines
 from trio_federation.cli.tables import NARROWEST, plain, visible
+from trio_federation.credentials import make_token
 
 FOLDER = Path(__file__).resolve().parents[2] / "config"
 #: Those of the manifests name files in pods; tests/kubernetes checks them with such files.
@@ -86,9 +87,32 @@ def test_no_secret_is_shown(file: Path, call: Call) -> None:
     assert "not-to-be-seen" not in ended.output + "".join(ended.lines)
 
 
+def test_a_second_secret_that_is_none_is_noted(file: Path, call: Call) -> None:
+    """It may come later, or its path may be misspelt."""
+    hub = HUB.replace("not-to-be-seen", "5" * 64)
+    file.write_text(f'{hub}accept = ["token"]\nnext_secret_file = "next"\n')
+    after = ", so there is no second secret now"
+    note = f"note: {file}: [hub] next_secret_file: {str(file.parent / 'next')!r}"
+    ended = call("check", file)
+    assert (ended.code, ended.lines) == (0, [f"{note} is not there{after}"])
+    assert f"{file} is good" in ended.output
+    (file.parent / "next").touch()
+    assert call("check", file).lines == [f"{note} is empty{after}"]
+    (file.parent / "next").write_text("6" * 64)
+    assert call("check", file).lines == []
+
+
+def test_a_token_in_the_place_of_the_second_secrets_path_is_not_told(file: Path, call: Call) -> None:
+    token = make_token("5" * 64, "west")
+    file.write_text(f'{HUB}next_secret_file = "{token}"\n')
+    ended = call("check", file)
+    assert "[hub] next_secret_file: " in "".join(ended.lines)
+    assert token.rpartition(".")[2] not in "".join(ended.lines)
+
+
 def test_policies_are_shown_one_by_one(file: Path, call: Call) -> None:
     file.write_text(
-        HUB
+        HUB.replace("not-to-be-seen", "5" * 64)
         + 'accept = ["token"]\n[[hub.policy]]\nclusters = ["west", "east"]\nreport = ["team-a/*"]\nmax_idle = 50\n'
         + '[[hub.policy]]\nclusters = ["*"]\nsee = []\n'
     )

@@ -4,24 +4,39 @@ tests/process/test_walk.py."""
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
 from trio_federation.credentials import CertificateName, DenyList, make_token
-from trio_federation.errors import RpcError, Unavailable
+from trio_federation.errors import AlreadyExists, RpcError, Unavailable
 from trio_federation.identity import Trusted, call_metadata, identify
 from trio_federation.retry import LONGEST
 from trio_federation.rpc import accept_tls, client_tls, server_tls, tcp_dialer
-from trio_federation.rpc.sockets import broken_by
+from trio_federation.sessions import Sessions
+from trio_federation.tls import broken_by
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "operations.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 SECRET, NEW_SECRET = "5" * 64, "6" * 64
 SAN = CertificateName.parse("DNS:{cluster}.agents.example")
+#: the names of two certificates that are not for west
+EAST = (("DNS", "east.agents.example"),)
+ODD = (("DNS", "west.example"),)
 
 
 def told(what: str) -> tuple[str, str]:
@@ -45,16 +60,16 @@ def told(what: str) -> tuple[str, str]:
             Trusted(("token",), (SECRET,), DenyList(tokens=frozenset([("west", 1)]))),
         ),
         (
-            "a certificate has no name",
-            None,
-            (("DNS", "west.example"),),
-            Trusted(("certificate",), (), cluster_san=SAN),
+            "both of them name another",
+            make_token(SECRET, "east"),
+            EAST,
+            Trusted(("token", "certificate"), (SECRET,), cluster_san=SAN),
         ),
         (
-            "a certificate names another",
+            "the hub takes a token and a certificate together",
             None,
-            (("DNS", "east.agents.example"),),
-            Trusted(("certificate",), (), cluster_san=SAN),
+            (("DNS", "west.agents.example"),),
+            Trusted(("token+certificate",), (SECRET,), cluster_san=SAN),
         ),
     ],
 )
@@ -64,6 +79,27 @@ def test_refused_calls_are_told_what_the_page_says(
     with pytest.raises(RpcError) as refused:
         identify(dict(call_metadata("west", "0a", credential)), names, trusted)
     assert (refused.value.status, refused.value.message) == told(what)
+
+
+@pytest.mark.parametrize("what, names", [("a certificate has no name", ODD), ("a certificate names another", EAST)])
+@pytest.mark.parametrize("credential", [None, SECRET, make_token(SECRET, "west"), make_token(NEW_SECRET, "west")])
+def test_certificates_are_told_of_whatever_is_sent_besides(
+    what: str, names: tuple[tuple[str, str], ...], credential: str | None
+) -> None:
+    """An agent goes on to send its secret or token when only certificates count."""
+    with pytest.raises(RpcError) as refused:
+        identify(
+            dict(call_metadata("west", "0a", credential)), names, Trusted(("certificate",), (SECRET,), cluster_san=SAN)
+        )
+    assert (refused.value.status, refused.value.message) == told(what)
+
+
+def test_two_that_report_for_one_cluster_are_told_what_the_page_says() -> None:
+    sessions = Sessions(silence_limit=15.0)
+    sessions.open("west", "0a", "10.0.0.7:40312", lambda: 100.0, 100.0)
+    with pytest.raises(AlreadyExists) as refused:
+        sessions.open("west", "0b", "10.0.0.8:40312", lambda: 100.0, 100.0)
+    assert (refused.value.status, refused.value.message) == told("two agents, or two clusters")
 
 
 class Authority(trustme.CA):
@@ -76,11 +112,38 @@ class Authority(trustme.CA):
         self.file = str(folder / "ca.crt")
         self.cert_pem.write_to_path(self.file)
 
-    def files(self, name: str) -> str:
-        """A certificate and its key, in one file; its path."""
-        path = str(self._folder / f"{name}.pem")
-        self.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(path)
+    def files(self, name: str, not_after: datetime | None = None) -> str:
+        """A certificate and its key, in one file; its path. `not_after`: when it has run out, if long ago."""
+        path = str(self._folder / f"{name}{len(list(self._folder.iterdir()))}.pem")
+        began = None if not_after is None else not_after - timedelta(days=9)
+        issued = self.issue_cert(name, not_before=began, not_after=not_after)
+        issued.private_key_and_cert_chain_pem.write_to_path(path)
         return path
+
+    def server_files(self, name: str) -> str:
+        """The same of one that is for servers only."""
+        like = x509.load_pem_x509_certificate(self.issue_cert(name).cert_chain_pems[0].bytes())
+        key = ec.generate_private_key(ec.SECP256R1())
+        authority = load_pem_private_key(self.private_key_pem.bytes(), None)
+        assert isinstance(authority, ec.EllipticCurvePrivateKey)
+        builder = x509.CertificateBuilder(
+            issuer_name=like.issuer,
+            subject_name=like.subject,
+            public_key=key.public_key(),
+            serial_number=like.serial_number,
+            not_valid_before=like.not_valid_before_utc,
+            not_valid_after=like.not_valid_after_utc,
+        )
+        for extension in like.extensions:
+            if extension.oid not in (ExtensionOID.EXTENDED_KEY_USAGE, ExtensionOID.SUBJECT_KEY_IDENTIFIER):
+                builder = builder.add_extension(extension.value, extension.critical)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        path = self._folder / f"{name}-server.pem"
+        path.write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            + builder.sign(authority, SHA256()).public_bytes(Encoding.PEM)
+        )
+        return str(path)
 
 
 async def error_of(hubs: Authority, trusted: Authority, agents: Authority, certificate: str | None) -> str:
@@ -117,6 +180,10 @@ async def test_connections_that_do_not_come_about_are_told_what_the_page_says(tm
     good, bad = agents.files("west.agents.example"), others.files("west.agents.example")
     nothing = "none, no connection"
     assert told("an agent has no certificate") == (nothing, await error_of(hubs, hubs, agents, None))
+    expired = agents.files("west.agents.example", datetime(2020, 1, 1, tzinfo=UTC))
+    server = agents.server_files("west.agents.example")
+    assert told("a certificate has run out") == (nothing, await error_of(hubs, hubs, agents, expired))
+    assert told("a certificate is for another use") == (nothing, await error_of(hubs, hubs, agents, server))
     assert told("a certificate is from an authority") == (nothing, await error_of(hubs, hubs, agents, bad))
     assert told("the hub's certificate is from") == (nothing, await error_of(hubs, others, agents, good))
 

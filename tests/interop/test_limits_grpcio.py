@@ -33,6 +33,9 @@ from trio_federation.limits import BURST
 
 #: Seconds in which the hubs here forget: they look four times in it.
 TTL = 2.0
+#: Seconds for a first message, where that is what a test is about. Each of those waits for as long; others have to call
+#: within it, however busy the machine is.
+FIRST_MESSAGE = 2.0
 FREE = {"addresses": 0, "connections": 0, "clusters": 0, "calls": 0}
 
 
@@ -188,9 +191,9 @@ async def test_messages_of_one_cluster(logs: LogWatch, schema: Schema) -> None:
             assert refused.code is Code.RESOURCE_EXHAUSTED
             assert f"'west' sends more than {rate} messages a second" in refused.details
             assert "[hub.limits]" in refused.details
-            # What came before that counts; what came after it does not.
+            # What came before that counts; what came after it does not. The call itself is one of them.
             taken = [pool for cluster, pool in hub.idle if cluster == "west"]
-            assert most <= len(taken) < most * 10
+            assert most - 1 <= len(taken) < most * 10
             await other.goes_on()
             await until(lambda: hub.metric("reporters") == 1)
             assert [line["status"] for line in hub.told("call_ended")] == ["RESOURCE_EXHAUSTED"]
@@ -303,9 +306,10 @@ def silent_call(worker: Worker, method: str) -> Iterator[Callable[[], Any]]:
         nothing.put(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ReportFederation", "WatchFederation"])
 async def test_a_call_without_its_first_message_is_ended(logs: LogWatch, schema: Schema, method: str) -> None:
-    async with running_hub(logs, settings(first_message=0.3)) as hub:
+    async with running_hub(logs, settings(first_message=FIRST_MESSAGE)) as hub:
         with worker(hub, schema, "west") as west, worker(hub, schema, "east") as east:
             steady = Steady(east, "east")
             await steady.goes_on()
@@ -313,7 +317,7 @@ async def test_a_call_without_its_first_message_is_ended(logs: LogWatch, schema:
                 with pytest.raises(grpc.RpcError) as caught:
                     await trio.to_thread.run_sync(answer)
                 assert caught.value.code() is Code.DEADLINE_EXCEEDED
-                assert "no message within 0.3 s" in caught.value.details()
+                assert f"no message within {FIRST_MESSAGE:g} s" in caught.value.details()
                 assert "[hub.limits]" in caught.value.details()
             assert hub.metric("calls_refused_total", status="DEADLINE_EXCEEDED") == 1
             assert [line["status"] for line in hub.told("call_ended")] == ["DEADLINE_EXCEEDED"]
@@ -325,8 +329,9 @@ async def test_a_call_without_its_first_message_is_ended(logs: LogWatch, schema:
         await is_free(hub)
 
 
+@pytest.mark.slow
 async def test_a_silent_report_keeps_nobody_out_for_longer(logs: LogWatch, schema: Schema) -> None:
-    async with running_hub(logs, settings(first_message=0.3)) as hub:
+    async with running_hub(logs, settings(first_message=FIRST_MESSAGE)) as hub:
         with worker(hub, schema, "west") as west:
             with silent_call(west, "ReportFederation") as answer:
                 with pytest.raises(grpc.RpcError) as caught:
@@ -336,8 +341,9 @@ async def test_a_silent_report_keeps_nobody_out_for_longer(logs: LogWatch, schem
             await until(lambda: hub.metric("reporters") == 0)
 
 
+@pytest.mark.slow
 async def test_a_connection_of_grpcio_without_a_call_is_closed(logs: LogWatch, schema: Schema) -> None:
-    async with running_hub(logs, settings(first_message=0.3)) as hub:
+    async with running_hub(logs, settings(first_message=FIRST_MESSAGE)) as hub:
         with worker(hub, schema, "west") as idler, worker(hub, schema, "east") as east:
             steady = Steady(east, "east")
             await steady.goes_on()
@@ -358,18 +364,27 @@ async def test_a_connection_of_grpcio_without_a_call_is_closed(logs: LogWatch, s
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("said", [b"", PREFACE[:10], PREFACE, b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n", bytes(1000)])
-async def test_whatever_a_connection_says_it_is_closed_without_a_call(
-    logs: LogWatch, schema: Schema, said: bytes
-) -> None:
-    async with running_hub(logs, settings(first_message=0.3)) as hub:
+#: what connections say that make no call
+SAID = (b"", PREFACE[:10], PREFACE, b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n", bytes(1000))
+
+
+@pytest.mark.slow
+async def test_whatever_a_connection_says_it_is_closed_without_a_call(logs: LogWatch, schema: Schema) -> None:
+    """All of them at once, as each takes its time."""
+    async with running_hub(logs, settings(first_message=FIRST_MESSAGE)) as hub:
         with worker(hub, schema, "east") as east:
             steady = Steady(east, "east")
             await steady.goes_on()
-            async with await trio.open_tcp_stream("127.0.0.1", hub.port) as stream:
-                await stream.send_all(said)
-                with trio.fail_after(PATIENCE):
+
+            async def ended(said: bytes) -> None:
+                async with await trio.open_tcp_stream("127.0.0.1", hub.port) as stream:
+                    await stream.send_all(said)
                     await drained(stream.socket)
+
+            with trio.fail_after(PATIENCE):
+                async with trio.open_nursery() as nursery:
+                    for said in SAID:
+                        nursery.start_soon(ended, said)
             await until(lambda: hub.held["connections"] == 1)
             await steady.goes_on()
         await is_free(hub)

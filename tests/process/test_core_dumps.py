@@ -5,6 +5,7 @@ this machine writes any."""
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -99,21 +100,36 @@ def _owner(pid: int) -> int:
     return Path(f"/proc/{pid}/environ").stat().st_uid
 
 
-def _dumps_in(folder: Path) -> list[Path]:
-    """Files that may be core dumps: in the folder that the process was in, and where the kernel would put them."""
-    pattern = CORE_PATTERN.read_text().strip()
-    folders = [folder]
-    if pattern.startswith("/"):
-        folders.append(Path(pattern).parent)
-    return [file for each in folders if each.is_dir() for file in each.iterdir() if "core" in file.name]
+def _dumps(folder: Path, pid: int, pattern: str | None = None) -> list[Path]:
+    """Files that may be core dumps of a process: all in the folder that it was in, which is its own; and where the
+    kernel would put them, which the whole machine shares, those that name it.
+
+    `pattern`: what the kernel makes their paths from; this machine's where it is not said. Where that has no process
+    id, only what the kernel itself says tells whether there was a dump."""
+    pattern = CORE_PATTERN.read_text().strip() if pattern is None else pattern
+    found = [file for file in folder.iterdir() if "core" in file.name]
+    shared = Path(pattern).parent
+    if pattern.startswith("/") and shared.is_dir() and shared != folder:
+        found += [file for file in shared.iterdir() if re.search(rf"(?<!\d){pid}(?!\d)", file.name)]
+    return found
+
+
+def test_only_dumps_of_the_process_are_looked_at(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    for each in (own / "core", own / "core.7", own / "other", shared / "core.python.77", shared / "core.77.7.python"):
+        each.parent.mkdir(exist_ok=True)
+        each.touch()
+    assert {*_dumps(own, 7, f"{shared}/core.%p.%e")} == {own / "core", own / "core.7", shared / "core.77.7.python"}
+    assert {*_dumps(own, 5, f"{shared}/core.%p.%e")} == {own / "core", own / "core.7"}
+    assert {*_dumps(own, 77, "|/usr/bin/taker %P")} == {own / "core", own / "core.7"}
 
 
 async def _bare_process_dumps(nursery: trio.Nursery, folder: Path, number: signal.Signals) -> bool:
     """Whether a process that forbids nothing leaves a dump here. Its memory holds no secret; the dump is removed."""
-    before = _dumps_in(folder)
     bare = await _start(nursery, folder, sys.executable, "-c", "import time; time.sleep(600)")
+    before = _dumps(folder, bare.pid)
     code, dumped = await bare.ended(number)
-    for each in _dumps_in(folder):
+    for each in _dumps(folder, bare.pid):
         if each not in before:
             each.unlink()
     assert code == -number
@@ -129,11 +145,11 @@ async def test_a_crash_leaves_no_core_dump(number: signal.Signals, nursery: trio
     Where the kernel does not even dump the bare process, because it is told not to or its program fails, this shows
     nothing; what the next two tests ask does not depend on it."""
     machine_dumps = await _bare_process_dumps(nursery, tmp_path, number)
-    before = _dumps_in(tmp_path)
     program = await _run(nursery, tmp_path)
+    before = _dumps(tmp_path, program.pid)
     assert _limit(program.pid) == "0"
     assert await program.ended(number) == (-number, False), f"the machine dumps a bare process: {machine_dumps}"
-    assert _dumps_in(tmp_path) == before
+    assert _dumps(tmp_path, program.pid) == before
 
 
 @pytest.mark.slow
@@ -152,9 +168,9 @@ async def test_no_dump_even_where_the_limit_is_raised_again(nursery: trio.Nurser
         assert _limit(pid) == "0"
         # What is not dumpable belongs to root in /proc, so that nobody else reads its memory or its environment.
         assert _owner(pid) != os.geteuid()
-    before = _dumps_in(tmp_path)
+    before = _dumps(tmp_path, pid)
     assert await program.ended(signal.SIGABRT) == (-signal.SIGABRT, False)
-    assert _dumps_in(tmp_path) == before
+    assert _dumps(tmp_path, pid) == before
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ BEGIN, NO_SHARED_SECRET, NO_TOKENS, END = (
     "<!-- the end of the way -->",
 )
 ADMIN_BEGIN, ADMIN_END = "<!-- the admin side -->", "<!-- the end of the admin side -->"
+CAPACITY = "west/capacity.toml"
 #: Seconds between two looks at what an agent knows, and between two answers to a command that is asked again.
 LOOK_INTERVAL = 0.05
 ASK_INTERVAL = 0.1
@@ -52,6 +53,10 @@ class Mark:
 
     line: int
     text: str
+
+
+#: what one says that finds another at its port, before it ends
+_TAKEN = "cannot listen on "
 
 
 Part: TypeAlias = Step | Action | Mark
@@ -81,7 +86,7 @@ class Look:
 
 
 class Walk:
-    """The processes of the page, in a folder, on free ports of this machine."""
+    """The processes of the page, in a folder, on ports of this machine that were free when it began."""
 
     def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
         self._nursery = nursery
@@ -116,9 +121,28 @@ class Walk:
         """Start one, with its file as the page has left it."""
         local = self.config(name).with_name("here.toml")
         local.write_text(self.local(self.config(name).read_text(encoding="utf-8"), name), encoding="utf-8")
-        self.running[name] = await start(self._nursery, "run", local)
-        self.all.append(self.running[name])
-        await self.running[name].started()
+        with trio.fail_after(PATIENCE):
+            while not await self._runs(name, program := await start(self._nursery, "run", local)):
+                assert _TAKEN in "\n".join(program.lines), program.lines
+                await trio.sleep(ASK_INTERVAL)
+
+    async def _runs(self, name: str, program: Program) -> bool:
+        """Wait until it has started, or has ended instead: while it was away, a port may have gone to somebody else for
+        a moment, as that of a connection for instance."""
+
+        async def end() -> None:
+            await program.ended()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end)
+            await program.started()
+            nursery.cancel_scope.cancel()
+        if not program.events("started"):
+            return False
+        self.running[name] = program
+        self.all.append(program)
+        return True
 
     async def stop(self, name: str) -> None:
         """Stop one, as a service manager would."""
@@ -211,16 +235,36 @@ async def refused(nursery: trio.Nursery, walk: Walk, folder: Path, credential: s
     return error
 
 
-def capacity(cluster: str) -> str:
-    """What one cluster has, as a file of fixtures."""
-    return f'[[record]]\nnamespace = "team-a"\nenv_name = "python"\nmember_pool = "{cluster}-pool"\nidle = 3\n'
+async def let_in(nursery: trio.Nursery, walk: Walk, folder: Path, credential: str) -> None:
+    """The agent of a third cluster comes with this credential, and is let in."""
+    agent = await start(nursery, "run", walk.stranger(folder, credential))
+    await agent.event("hub_works")
+    assert await agent.stop() == 0
+
+
+async def back_to_tokens(nursery: trio.Nursery, walk: Walk, step_5: WriteFile, folder: Path, token: str) -> None:
+    """Go back from step 6 to step 5, as the page says, where tokens count, too."""
+    line = step_5.line
+    await walk.type(Command(line, "cp ca/master hub/secrets/master", ()))
+    walk.write(step_5)
+    await walk.act(Action(line, "Restart", "hub"))
+    async with trio.open_nursery() as both:
+        both.start_soon(let_in, nursery, walk, folder, token)
+        asked = 'curl -s http://hub.example:9464/readyz | grep -Eo \'"(east|west)":"certificate"\''
+        both.start_soon(walk.type, Command(line, asked, ('"east":"certificate"', '"west":"certificate"')))
+
+
+def capacity() -> str:
+    """What west has, as the page's file of fixtures."""
+    [text] = [part.text for part in parts(BEGIN, END) if isinstance(part, WriteFile) and part.name == CAPACITY]
+    return text
 
 
 def test_the_page_says_all_that_is_walked() -> None:
     """A walk that found nothing to do would succeed."""
     found = [*parts(BEGIN, END)]
     assert not [part for part in found if isinstance(part, Script)]
-    assert {part.name for part in found if isinstance(part, WriteFile)} >= {"hub/hub.toml", "west/agent.toml"}
+    assert {part.name for part in found if isinstance(part, WriteFile)} >= {"hub/hub.toml", "west/agent.toml", CAPACITY}
     assert [part.text for part in found if isinstance(part, Mark)] == [NO_SHARED_SECRET, NO_TOKENS]
     acted = {(part.verb, part.name) for part in found if isinstance(part, Action)}
     assert acted >= {("Restart", "hub"), ("Start", "west"), ("Start", "east"), ("Stop", "west"), ("Stop", "east")}
@@ -235,14 +279,15 @@ async def test_nobody_loses_sight_from_the_shared_secret_to_mutual_tls(nursery: 
     walk = Walk(nursery, tmp_path)
     page = parts(BEGIN, END)
     shared = token = ""
+    # Of the hub's configuration, in the page's order; the last one is that of step 6.
+    hubs: list[WriteFile] = []
     for cluster in CLUSTERS:
-        (tmp_path / cluster).mkdir()
-        (tmp_path / cluster / "capacity.toml").write_text(capacity(cluster))
         nursery.start_soon(walk.look, cluster)
     for part in page:
         match part:
             case WriteFile():
                 walk.write(part)
+                hubs += [part] if part.name == "hub/hub.toml" else []
             case Command():
                 if part.text.startswith("rm hub/secrets/shared"):
                     shared = (tmp_path / "hub/secrets/shared").read_text()
@@ -258,6 +303,7 @@ async def test_nobody_loses_sight_from_the_shared_secret_to_mutual_tls(nursery: 
                 for name, credential in (("shared", shared), ("token", token)):
                     error = await refused(nursery, walk, tmp_path / f"north-{name}-late", credential)
                     assert "the other side demands a certificate, and got none" in error
+    await back_to_tokens(nursery, walk, hubs[-2], tmp_path / "north-back", token)
     for name, look in walk.looks.items():
         assert look.missing == [], name
         assert look.seen > 50, name
@@ -288,7 +334,7 @@ def assert_silent(programs: list[Program], secrets: Mapping[str, str]) -> None:
 async def test_the_admin_side_beyond_loopback(nursery: trio.Nursery, tmp_path: Path) -> None:
     walk = Walk(nursery, tmp_path)
     (tmp_path / "west").mkdir()
-    (tmp_path / "west" / "capacity.toml").write_text(capacity("west"))
+    (tmp_path / CAPACITY).write_text(capacity())
     typed = 0
     for part in parts(ADMIN_BEGIN, ADMIN_END):
         match part:

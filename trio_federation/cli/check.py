@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import click
 
 from trio_federation import process
 from trio_federation.cli.tables import Column, Line, Row, Section, paragraph, show, table, visible
-from trio_federation.config import describe, load
+from trio_federation.config import Config, describe, load, read_next_secret_file
+from trio_federation.credentials import without_macs
 from trio_federation.errors import ConfigurationError
 from trio_federation.plugins import PluginManager
 
@@ -27,8 +29,18 @@ def check(config: str) -> None:
         raise ConfigurationError(found)
     described = describe(loaded)
     show(lambda width: described_lines(config, described, width))
-    for warning in loaded.warnings:
-        click.echo(f"note: {visible(warning)}", err=True)
+    for note in (*loaded.warnings, *_missing_files(loaded)):
+        click.echo(f"note: {visible(note)}", err=True)
+
+
+def _missing_files(config: Config) -> Iterator[str]:
+    """What is no fault, as it is meant to come and go while a hub runs, and yet may be a path that is misspelt."""
+    path = config.hub.next_secret_file if config.hub is not None else None
+    with suppress(ValueError):  # a file that cannot be used is a fault; this one has become so since it was loaded
+        if path is not None and read_next_secret_file(path) is None:
+            what = "is empty" if os.path.exists(path) else "is not there"
+            shown = repr(without_macs(path))
+            yield f"{config.path}: [hub] next_secret_file: {shown} {what}, so there is no second secret now"
 
 
 _SETTINGS = (Column("key"), Column("value", least=16, folds=True))
