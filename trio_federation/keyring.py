@@ -26,7 +26,7 @@ from trio_federation.config import (
     read_next_secret_file,
     weak_secret,
 )
-from trio_federation.credentials import NOBODY, DenyList
+from trio_federation.credentials import NOBODY, DenyList, same_secret
 from trio_federation.errors import ConfigurationError
 from trio_federation.identity import Trusted
 from trio_federation.metrics import FederationMetrics
@@ -188,20 +188,20 @@ class Keyring:
         files = [each for each in (file, next_file) if each is not None]
 
         # Of the first ones, the configuration says so itself.
-        known: set[Secret | None] = set()
+        known: list[Secret] = []
 
         def changed(secrets: tuple[Secret | None, ...]) -> None:
-            for secret in secrets:
-                weakness = weak_secret(secret) if settings.makes_tokens and secret not in known else None
-                if weakness is not None:
+            there = [secret for secret in secrets if secret is not None]
+            for secret in there if settings.makes_tokens else ():
+                weakness = weak_secret(secret)
+                if weakness is not None and not same_secret(secret.reveal(), [each.reveal() for each in known]):
                     log.warning("configuration", note=f"a new secret of the hub {weakness}")
-            known.clear()
-            known.update(secrets)
+            known[:] = there
             self._changed(secrets)
 
         # What is wrong with the other one was found when the configuration was loaded.
         item = self._item("hub.secrets", files, make, changed=changed, at="next_secret_file")
-        known.update(item.value if item is not None else ())
+        known += [secret for secret in (item.value if item is not None else ()) if secret is not None]
         return item
 
     def _make_deny_list(self) -> FileBacked[_Denied] | None:
