@@ -155,13 +155,17 @@ class Presented(NamedTuple):
     #: the clusters that the certificate names
     certificate: frozenset[str]
 
-    def proves(self, part: Part, cluster_id: str) -> bool | None:
-        """Whether a part covers a cluster; None where it is not there, or no good."""
+    def has(self, part: Part) -> bool:
+        """Whether a part is there."""
         if part is Part.SHARED:
-            return True if self.shared else None
+            return self.shared
+        return self.token is not None if part is Part.TOKEN else bool(self.certificate)
+
+    def covers(self, part: Part, cluster_id: str) -> bool:
+        """Whether a part that is there is good for a cluster."""
         if part is Part.TOKEN:
-            return self.token.cluster_id == cluster_id if self.token is not None else None
-        return cluster_id in self.certificate if self.certificate else None
+            return self.token is not None and self.token.cluster_id == cluster_id
+        return part is Part.SHARED or cluster_id in self.certificate
 
 
 def identify(metadata: Mapping[str, str], names: Sequence[tuple[str, str]], trusted: Trusted) -> Caller:
@@ -172,7 +176,7 @@ def identify(metadata: Mapping[str, str], names: Sequence[tuple[str, str]], trus
     PermissionDenied where what is proven is another cluster, or one that is denied. Never tells what was sent as a
     credential."""
     presented, wrong = _read(metadata, names, trusted)
-    proven = [way for way in trusted.accept if all(_has(presented, part) for part in way.split("+"))]
+    proven = [way for way in trusted.accept if all(presented.has(Part(part)) for part in way.split("+"))]
     if not proven:
         raise Unauthenticated(wrong or _missing(presented, trusted))
     cluster_id = metadata.get(CLUSTER_KEY, "")
@@ -188,7 +192,7 @@ def identify(metadata: Mapping[str, str], names: Sequence[tuple[str, str]], trus
     uid = metadata.get(UID_KEY)
     if uid is not None and not is_uid(uid):
         raise InvalidArgument(f'{UID_KEY} {_quoted(uid)} is not 1 to 128 letters, digits, and any of ". _ : -"')
-    covering = [way for way in proven if all(presented.proves(Part(part), cluster_id) for part in way.split("+"))]
+    covering = [way for way in proven if all(presented.covers(Part(part), cluster_id) for part in way.split("+"))]
     if not covering:
         raise PermissionDenied(f"the call claims to be {cluster_id!r}, and {_proven(presented, proven)}")
     callers = [_caller(way, cluster_id, instance, uid, presented) for way in covering]
@@ -272,17 +276,9 @@ def _quoted(text: str) -> str:
     return repr(without_macs(text)[:80])
 
 
-def _has(presented: Presented, part: str) -> bool:
-    return bool(
-        {Part.SHARED: presented.shared, Part.TOKEN: presented.token, Part.CERTIFICATE: presented.certificate}[
-            Part(part)
-        ]
-    )
-
-
 def _missing(presented: Presented, trusted: Trusted) -> str:
     """What is told a call that presents too little, none of it wrong."""
-    there = [part for part in Part if _has(presented, part)]
+    there = [part for part in Part if presented.has(part)]
     wanted = _wanted(trusted.accept)
     if there:
         return f"its {' and '.join(there)} alone is not enough: give the agent {wanted}"

@@ -55,6 +55,13 @@ class Running:
 def faults(config: Config, plugin_faults: Mapping[str, Callable[[PluginTable], list[str]]]) -> list[str]:
     """What is wrong with a loaded configuration beyond what `config.load` can tell: with the plugins' options, as
     `plugin_faults` tells by the kind of table, and with the contents of the files that prove somebody. A line each."""
+    return _checked(config, plugin_faults)[1]
+
+
+def _checked(
+    config: Config, plugin_faults: Mapping[str, Callable[[PluginTable], list[str]]]
+) -> tuple[Keyring | None, list[str]]:
+    """What `faults` tells, and the files that it has read for that."""
     tables = {"source": config.source, "sink": config.sink, "filter": config.filter}
     found = [
         f"{config.path}: {line}"
@@ -63,10 +70,9 @@ def faults(config: Config, plugin_faults: Mapping[str, Callable[[PluginTable], l
         for line in plugin_faults[kind](table)
     ]
     try:
-        Keyring(config)
+        return Keyring(config), found
     except ConfigurationError as error:
-        found += error.faults
-    return found
+        return None, found + error.faults
 
 
 async def run(
@@ -81,9 +87,9 @@ async def run(
     Raises ConfigurationError, with every fault, before anything is started, and FederationError where an address cannot
     be listened on. A table whose plugin could not be loaded is no such fault: what is made of it fails, and the rest
     goes on."""
-    if found := faults(config, plugins.faults_of_the_file):
+    keyring, found = _checked(config, plugins.faults_of_the_file)
+    if keyring is None or found:
         raise ConfigurationError(found)
-    keyring = Keyring(config)
     generator = generator if generator is not None else random.SystemRandom()
     for warning in config.warnings:
         log.warning("configuration", note=warning)

@@ -26,7 +26,6 @@ from tests.federation.test_identities import (
     CREDENTIALS,
     GOOD_FOR,
     IDS,
-    POOLS,
     Deny,
     Leave,
     Ledger,
@@ -34,6 +33,7 @@ from tests.federation.test_identities import (
     Said,
     Send,
     Wait,
+    steps_of,
 )
 from tests.simulation import SECRET, ScriptedSource, always, member
 from trio_federation.agent import Agent
@@ -277,31 +277,7 @@ def script_of(seed: int, accept: Sequence[str]) -> list[Step]:
         uid = draw.choice((None, None, "the-uid-of-home", "u-west"))
         return Open(draw.choice(list(CREDENTIALS)), draw.choice(CARRIED), draw.choice(IDS), instance, uid)
 
-    def sent() -> Send:
-        said = [
-            Said(draw.choice(("", *IDS)), draw.choice(POOLS), draw.random() < 0.3, draw.choice((0, 1, 2, 5, 2**62)))
-            for _ in range(draw.randint(1, 4))
-        ]
-        rows = [
-            Row(draw.choice(("", *IDS)), draw.choice((None, "aa", "bb")), draw.choice((0, 60_000, 2**40, -5)))
-            for _ in range(draw.randint(0, 2))
-        ]
-        return Send(draw.randint(1, 6), said, rows)
-
-    def step() -> Step:
-        kind = draw.choices((Open, Send, Leave, Deny, Wait), (6, 9, 2, 2, 1))[0]
-        if kind is Open:
-            return opened()
-        if kind is Send:
-            return sent()
-        if kind is Leave:
-            return Leave(draw.randint(1, 6), draw.random() < 0.5)
-        if kind is Deny:
-            lists = ((), (), (), ("west",), ("east",), ("west.1",), ("west.1", "west.2"), ("east.1", "west"))
-            return Deny(frozenset(draw.choice(lists)))
-        return Wait(draw.choice((0.5, 3.0, 16.0)))
-
-    return [step() for _ in range(draw.randint(15, 40))]
+    return steps_of(draw, opened)
 
 
 class Call:

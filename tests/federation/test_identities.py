@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 import trio
@@ -131,6 +131,8 @@ class Wait(NamedTuple):
 
 
 Step = Open | Send | Leave | Deny | Wait
+#: how a call is made
+OpenT = TypeVar("OpenT")
 
 
 def script_of(seed: int) -> list[Step]:
@@ -147,6 +149,12 @@ def script_of(seed: int) -> list[Step]:
         claimed = "north" if "north" in credential else draw.choice(IDS)
         return Open(credential, claimed, draw.choice(("aa", "bb", None)), uid)
 
+    return steps_of(draw, opened)
+
+
+def steps_of(draw: random.Random, opened: Callable[[], OpenT]) -> list[OpenT | Send | Leave | Deny | Wait]:
+    """Some dozens of steps; `opened` draws how a call is made."""
+
     def sent() -> Send:
         said = [
             Said(draw.choice(("", *IDS)), draw.choice(POOLS), draw.random() < 0.3, draw.choice((0, 1, 2, 5, 2**62)))
@@ -158,15 +166,15 @@ def script_of(seed: int) -> list[Step]:
         ]
         return Send(draw.randint(1, 6), said, rows)
 
-    def step() -> Step:
-        kind = draw.choices((Open, Send, Leave, Deny, Wait), (6, 9, 2, 2, 1))[0]
-        if kind is Open:
+    def step() -> OpenT | Send | Leave | Deny | Wait:
+        kind = draw.choices(("open", "send", "leave", "deny", "wait"), (6, 9, 2, 2, 1))[0]
+        if kind == "open":
             return opened()
-        if kind is Send:
+        if kind == "send":
             return sent()
-        if kind is Leave:
+        if kind == "leave":
             return Leave(draw.randint(1, 6), draw.random() < 0.5)
-        if kind is Deny:
+        if kind == "deny":
             lists = ((), (), (), ("west",), ("east",), ("west.1",), ("west.1", "west.2"), ("east.1", "west"))
             return Deny(frozenset(draw.choice(lists)))
         return Wait(draw.choice((0.5, 3.0, 16.0)))

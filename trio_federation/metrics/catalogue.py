@@ -27,8 +27,6 @@ REFUSALS = (
     *("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "ALREADY_EXISTS", "RESOURCE_EXHAUSTED"),
     "DEADLINE_EXCEEDED",
 )
-#: How a rule of a hub's policy can be broken.
-BREACHES = ("env_not_allowed", "too_many_records", "idle_cut")
 #: What can come of reading a file again.
 RELOADS = ("ok", "failed")
 

@@ -18,7 +18,6 @@ from trio_federation.capacity import Capacity
 from trio_federation.metrics import catalogue
 from trio_federation.metrics.capacity import CAPACITY_FAMILIES
 from trio_federation.metrics.catalogue import (
-    BREACHES,
     BUCKETS,
     OUTCOMES,
     PLACEMENTS,
@@ -30,6 +29,7 @@ from trio_federation.metrics.catalogue import (
     Kind,
 )
 from trio_federation.metrics.writer import CapacityWriter, Exposition, Slices, text_of
+from trio_federation.policy import REASONS as BREACH_REASONS
 from trio_federation.registry import RegistryHeld
 
 #: The media type of what `FederationMetrics.exposition` gives.
@@ -160,7 +160,7 @@ class FederationMetrics:
         self._dropped = self._counter(catalogue.RECORDS_DROPPED_TOTAL)
         self._refused = self._counter(catalogue.HUB_CALLS_REFUSED_TOTAL)
         self._breached: set[str] = set()
-        self._breach_reasons = set(BREACHES)
+        self._breach_reasons = set(BREACH_REASONS)
         #: the credentials that reporters had so far
         self._credentials: set[str] = set()
         self._certificates = self._gauge(catalogue.CERTIFICATE_EXPIRES_TIMESTAMP_SECONDS)
@@ -410,7 +410,8 @@ class FederationMetrics:
             self._reporters_by_credential.labels(credential).set(counts.get(credential, 0))
 
     def policy_breach(self, cluster_id: str, reason: str, count: int) -> None:
-        """Count records of a cluster that broke a rule of its policy; `reason` is one of `BREACHES`, or another fixed
+        """Count records of a cluster that broke a rule of its policy; `reason` is one of `policy.REASONS`, or another
+        fixed
         word. Past `ORIGINS_PER_KIND` clusters, further ones count as "*"."""
         cluster_id = _bounded(self._breached, cluster_id, ORIGINS_PER_KIND)
         self._breaches.labels(cluster_id, _bounded(self._breach_reasons, reason, WORDS)).inc(count)
