@@ -213,7 +213,13 @@ class Agent:
         for name, dial in hubs.items():
             reporter = Reporter(self._truth, self._clock, self.settings)
             watcher = Watcher(
-                self.cluster_id, self._clock, self._to_registry.clone(), partial(self._refused, f"hub:{name}")
+                self.cluster_id,
+                self._clock,
+                self._to_registry.clone(),
+                partial(self._refused, f"hub:{name}"),
+                beat=self.settings.keepalive,
+                silence_limit=self.settings.silence_limit,
+                ttl=self.settings.ttl,
             )
             links.append(
                 HubLink(

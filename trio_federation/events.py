@@ -86,7 +86,7 @@ EVENTS: dict[str, dict[str, Event]] = {
         ),
         "hub_forbids_pings": Event(
             "warning",
-            "A hub has closed the connection because of too many pings; they become rarer.",
+            "A hub has closed the connection because of too many pings; they become rarer. Told once for each hub.",
             ("hub", "keepalive", "silence_limit"),
             "Raise [federation] keepalive, or what stands before the hub allows.",
         ),
@@ -240,6 +240,13 @@ EVENTS: dict[str, dict[str, Event]] = {
             "`trio_federation_hub_handshakes_failed_total`.",
             ("peer", "error"),
             "See the error; port scanners cause it, too.",
+        ),
+        "connection_cut": Event(
+            "info",
+            "This hub has ended a connection because of what its peer did. A line for the first of its kind from an "
+            "address; all of them are counted in `trio_federation_hub_connections_cut_total`.",
+            ("peer", "reason", "error"),
+            "See the reason there; an agent whose network or process stood still is silent or stalled, and comes back.",
         ),
         "connection_ended": Event("debug", "A connection to this hub has ended, and why.", ("peer", "reason")),
     },

@@ -30,10 +30,10 @@ from trio_federation.identity import CLUSTER_KEY, Caller, Part, Trusted, denied_
 from trio_federation.limits import Allowance, Limiter
 from trio_federation.metrics import FederationMetrics
 from trio_federation.outbox import Outbox, cluster_of, newest, without_cluster
-from trio_federation.pb.sandbox.sync.v1 import FederationBroadcast
 from trio_federation.policy import Breach, Policies, Policy
 from trio_federation.rpc import (
     ConnectionSettings,
+    Cut,
     FederationServer,
     IncomingReport,
     IncomingWatch,
@@ -43,6 +43,7 @@ from trio_federation.rpc import (
 )
 from trio_federation.samples import SampleTable
 from trio_federation.sessions import Session, Sessions
+from trio_federation.waits import Waits, microseconds
 from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, RecordMessage, changes_of
 
 log = structlog.get_logger("trio_federation.hub")
@@ -61,6 +62,9 @@ _STRANGERS_LINES = 2.0
 _MOST_REFUSED = 64
 #: Seconds between warnings about addresses with too many connections.
 _WARNING_INTERVAL = 60.0
+
+#: Seconds between signs of life on a watch, at the least, whatever its caller asks for.
+_QUICKEST_BEAT = 0.1
 
 #: Records that are grouped in one go.
 _PAUSE_EVERY = 500
@@ -182,6 +186,8 @@ class Hub:
         if not self._trusted.secrets and any(way != "certificate" for way in self._trusted.accept):
             raise ValueError("a hub needs a secret")
         self._clock = clock if clock is not None else trio_clock()
+        #: from when on the messages' own times count
+        self._began = self._clock()
         self._store = _Store(settings)
         self._sessions = Sessions(silence_limit=settings.silence_limit, grace=settings.grace, forget_after=settings.ttl)
         self._policies = Policies(settings.policy)
@@ -198,6 +204,8 @@ class Hub:
         self.metrics.watchers(0)
         self.metrics.reporters(0)
         self.metrics.handshake_failed(0)
+        for each in Cut:
+            self.metrics.connection_cut(each, 0)
         self.metrics.queue("watchers", self._waiting, self._all_conflated)
         #: what was told of clusters that have proven themselves
         self._told: set[tuple[str, str]] = set()
@@ -211,6 +219,7 @@ class Hub:
                 keepalive=settings.keepalive, silence_limit=settings.silence_limit, stream_window=_REPORT_WINDOW
             ),
             first_call=settings.limits.first_message,
+            cut=self._connection_cut,
         )
 
     def trust(self, trusted: Trusted) -> None:
@@ -359,6 +368,12 @@ class Hub:
             # A fault of ours that one peer has hit: it must not take the hub away from the others.
             log.exception("connection_failed", peer=peer_name(stream))
 
+    def _connection_cut(self, peer: str, cut: Cut, reason: str) -> None:
+        """A connection was ended because of what its peer did."""
+        self.metrics.connection_cut(cut)
+        tell = log.info if self._first_of_strangers(peer.rpartition(":")[0], cut) else log.debug
+        tell("connection_cut", peer=peer, reason=cut, error=reason)
+
     async def _forget(self) -> None:
         """Free what has run out, also while nothing comes in."""
         while True:
@@ -454,6 +469,7 @@ class Hub:
                     credential=caller.credential,
                 )
                 await call.accept()
+                waits = Waits(self._clock() - (trio.current_time() - call.began))
                 message = await self._first_message(call.receive)
                 while message is not None:
                     if served.ended is not None:
@@ -466,7 +482,13 @@ class Hub:
                     if not self._sessions.is_current(session):
                         # Replaced in this very moment: late data changes nothing.
                         raise _replaced(caller.cluster_id)
-                    self._take(caller.cluster_id, policy, message, now)
+                    waited = waits.waited(message.sent_us, message.opened_us, now)
+                    if waited >= self.settings.ttl:
+                        raise Unavailable(
+                            f"what this call tells is {waited:.0f} s on its way, and counts for "
+                            f"{self.settings.ttl:g} s only; open it again"
+                        )
+                    self._take(caller.cluster_id, policy, message, now, waited)
                     message = await call.receive()
                 said_goodbye = True
                 await call.answer()
@@ -483,9 +505,10 @@ class Hub:
                     replaced=replaced,
                 )
 
-    def _take(self, cluster_id: str, policy: Policy, message: RecordMessage, now: float) -> None:
-        """Take in what a cluster says, as far as it may say so, and pass on what is news."""
-        received = changes_of(message, now, cluster_id)
+    def _take(self, cluster_id: str, policy: Policy, message: RecordMessage, now: float, waited: float) -> None:
+        """Take in what a cluster says, as far as it may say so, and pass on what is news. `waited`: seconds that the
+        message was on its way."""
+        received = changes_of(message, now - waited, cluster_id)
         if received.refused:
             self._refused(cluster_id, received.refused)
         if policy.unrestricted:
@@ -589,28 +612,38 @@ class Hub:
             self.metrics.watchers(len(self._watchers))
             log.info("watcher_came", cluster=caller.cluster_id, peer=call.peer, credential=caller.credential)
             try:
+                beat = max(_QUICKEST_BEAT, request.beat_ms / 1000) if request.beat_ms else math.inf
+                # When we heard the watcher first, for its first message.
+                heard = self._clock() - (trio.current_time() - call.heard_at)
+                opened_us = microseconds(heard - self._began)
                 if not watcher.outbox:
                     # A snapshot all the same, so that the watcher knows that it has everything there is.
-                    await self._send(call, FederationBroadcast())
+                    await self._send(call, EncodedBroadcast(), self._clock(), opened_us)
+                    opened_us = 0
                 while True:
                     if not watcher.outbox:
                         watcher.something = trio.Event()
-                        await watcher.something.wait()
+                        with trio.move_on_after(beat):
+                            await watcher.something.wait()
+                    now = self._clock()
                     changes = watcher.outbox.take(AT_ONCE)
-                    for message in self._encoder.messages(changes, self._clock()):
-                        await self._send(call, message)
+                    messages = self._encoder.messages(changes, now) if changes else (EncodedBroadcast(),)
+                    for message in messages:
+                        await self._send(call, message, now, opened_us)
+                        opened_us = 0
             finally:
                 del self._watchers[watcher]
                 self._conflated += watcher.outbox.conflated
                 self.metrics.watchers(len(self._watchers))
                 log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
 
-    async def _send(self, call: IncomingWatch, message: FederationBroadcast | EncodedBroadcast) -> None:
-        """Send a message, or end a watch that takes none for a whole TTL, in which everything of it has run out.
-        Whoever is cut off gets what is there when it comes back."""
+    async def _send(self, call: IncomingWatch, message: EncodedBroadcast, now: float, opened_us: int) -> None:
+        """Send a message whose ages are those of `now`; what it waits from here on, the watcher finds out. Ends a watch
+        that takes none for a whole TTL, in which everything of it has run out. Whoever is cut off gets what is there
+        when it comes back."""
         limit = self.settings.ttl
         with trio.move_on_after(limit) as scope:
-            await call.send(message)
+            await call.send(message.timed(microseconds(now - self._began), opened_us))
         if scope.cancelled_caught:
             raise Unavailable(f"this watch took no message for {limit:g} s; open it again to get what is there now")
 

@@ -25,10 +25,9 @@ from trio_federation.health import HubHealth, Tell
 from trio_federation.identity import OwnIdentity
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
-from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.reporter import Reporter
 from trio_federation.retry import Backoff, failures_of
-from trio_federation.rpc import ConnectionSettings, Dialer, HubConnection, ReportCall, WatchCall
+from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Dialer, HubConnection, ReportCall, WatchCall
 from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
 
@@ -113,6 +112,8 @@ class HubLink:
         self._introduction: trio.CancelScope | None = None
         self._keepalive = keepalive
         self._silence_limit = silence_limit
+        #: whether the log has said that the hub forbids our pings
+        self._told_to_calm = False
         self._clock = clock
         self._metrics = metrics
         self._standing = standing
@@ -189,6 +190,7 @@ class HubLink:
                 traffic=self._traffic,
             )
             try:
+                await connection.wait_heard(min(CONNECT_DEADLINE, self._silence_limit))
                 async with trio.open_nursery() as calls:
                     calls.start_soon(self._keep, self._reporting, connection, self._report)
                     calls.start_soon(self._keep, self._watching, connection, self._watch)
@@ -251,9 +253,9 @@ class HubLink:
             raise Unavailable("the hub ended the report", peer=self.name)
 
     async def _watch(self, connection: HubConnection) -> None:
-        async with connection.watch(WatchFederationRequest(spare_own_cluster=True)) as call:
+        async with connection.watch(self.watcher.request) as call:
             await self._wait_accepted(self._watching, call)
-            await self.watcher.watch(call, self._received)
+            await self.watcher.watch(call, self._received, self._waited)
 
     async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> bool:
         """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
@@ -308,6 +310,9 @@ class HubLink:
         self.health.last_success = self.health.last_batch = now
         self._metrics.hub_received(self.name, records, now)
 
+    def _waited(self, seconds: float) -> None:
+        self._metrics.hub_batch_wait(self.name, seconds)
+
     def _reported(self, records: int) -> None:
         """So many records were sent. They count once the hub has not objected to the call."""
         self._unheeded += records
@@ -327,7 +332,9 @@ class HubLink:
     def _calm_down(self) -> None:
         self._keepalive = min(self._keepalive * _CALMER, _CALMEST)
         self._silence_limit = max(self._silence_limit, self._keepalive * 2)
-        log.warning("hub_forbids_pings", hub=self.name, keepalive=self._keepalive, silence_limit=self._silence_limit)
+        tell = log.debug if self._told_to_calm else log.warning
+        tell("hub_forbids_pings", hub=self.name, keepalive=self._keepalive, silence_limit=self._silence_limit)
+        self._told_to_calm = True
 
 
 def _most_telling(failures: Sequence[RpcError]) -> RpcError:

@@ -253,6 +253,12 @@ def _make_agent(
 def _dialers(config: Config, keyring: Keyring) -> dict[str, Dialer]:
     server_name = config.federation.tls.server_name if config.federation.tls is not None else None
     return {
-        str(hub): tcp_dialer(hub.host, hub.port, tls=keyring.client_tls, server_name=server_name)
+        str(hub): tcp_dialer(
+            hub.host,
+            hub.port,
+            tls=keyring.client_tls,
+            server_name=server_name,
+            deadline=config.federation.silence_limit,
+        )
         for hub in config.federation.hubs
     }

@@ -16,6 +16,7 @@ from trio_federation.local import LocalTruth
 from trio_federation.outbox import Outbox
 from trio_federation.pb.sandbox.sync.v1 import ReportFederationRequest
 from trio_federation.rpc import ReportCall
+from trio_federation.waits import microseconds
 from trio_federation.wire import AT_ONCE, report_messages
 
 #: Seconds for which changes are gathered before they are sent.
@@ -37,6 +38,10 @@ class Reporter:
         self._outbox = Outbox()
         self._something = trio.Event()
         self._sent: Callable[[int], None] = _ignore
+        #: from when on the messages' own times count
+        self._began = clock()
+        #: whether the open call has had its first message
+        self._said_something = False
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
         #: whether a report call is open
@@ -73,6 +78,7 @@ class Reporter:
 
         Raises an RpcError when the call fails."""
         self.reporting = True
+        self._said_something = False
         self._sent = sent
         try:
             resync_at = trio.current_time()
@@ -80,15 +86,13 @@ class Reporter:
             # hub is right not to believe what was observed before that one's withdrawal; what the sources say after
             # the takeover has to follow soon.
             interval = self._settings.report_interval + DEBOUNCE
-            said_something = False
             while not self.stopping:
                 if trio.current_time() >= resync_at:
                     self._outbox.clear()
                     everything = self._truth.everything(self._clock())
-                    if not everything and not said_something:
+                    if not everything and not self._said_something:
                         # A hub gives a call only so long for its first message.
-                        await self._send_message(call, ReportFederationRequest())
-                    said_something = True
+                        await self._send_message(call, ReportFederationRequest(), self._clock())
                     await self._send(call, everything)
                     resync_at = trio.current_time() + min(interval, self._settings.resync_interval)
                     interval = self._settings.resync_interval
@@ -106,13 +110,20 @@ class Reporter:
 
     async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), AT_ONCE):
-            for message in report_messages(changes[start : start + AT_ONCE], self._clock()):
-                await self._send_message(call, message)
+            now = self._clock()
+            for message in report_messages(changes[start : start + AT_ONCE], now):
+                await self._send_message(call, message, now)
                 self.has_reported = True
                 self._sent(len(message.items))
 
-    async def _send_message(self, call: ReportCall, message: ReportFederationRequest) -> None:
-        # What has waited for long would arrive with an age from before the wait.
+    async def _send_message(self, call: ReportCall, message: ReportFederationRequest, now: float) -> None:
+        """Send a message whose ages are those of `now`. What it waits from here on, the hub finds out."""
+        message.sent_us = microseconds(now - self._began)
+        if not self._said_something and call.heard_at is not None:
+            # When we heard the hub first, on the same clock.
+            heard = self._clock() - (trio.current_time() - call.heard_at)
+            message.opened_us = microseconds(heard - self._began)
+        self._said_something = True
         with trio.move_on_after(self._settings.silence_limit) as scope:
             await call.send(message)
         if scope.cancelled_caught:

@@ -114,7 +114,7 @@ class _Draft:
     def __init__(self) -> None:
         self.items: list[EnvCapacity] = []
         self.origins: dict[str, Origin] = {}
-        self.size = 0
+        self.size = _TIME_BYTES
 
     def finish(self, message_type: type[_RecordMessage], now: float) -> _RecordMessage:
         rows = [ClusterOrigin(**values) for values in _rows(self.origins, now)]
@@ -248,6 +248,8 @@ def _bytes_beside_text(message_type: Any) -> int:
 
 _ITEM_BYTES = _bytes_beside_text(EnvCapacity)
 _ORIGIN_BYTES = _bytes_beside_text(ClusterOrigin)
+#: The most that a message's own time takes up, which whoever sends it may add.
+_TIME_BYTES = 2 * 12
 
 
 # --- messages to changes ---------------------------------------------------------------------------------------------
@@ -379,8 +381,8 @@ def _origins(rows: Iterable[Any], now: float, cluster_id: str | None, refused: l
 class _Shape:
     """How one type of message goes to and from the class that protobuf's runtime has for it.
 
-    `values` are the names of its plain fields, in the order in which the dataclass takes them, `parts` its repeated
-    messages. A type has the one or the other, which is all that sync.proto needs."""
+    `values` are the names of its plain fields, `parts` its repeated messages. A message that is such a part has no
+    parts of its own, which is all that sync.proto needs."""
 
     def __init__(self, message_type: Any, **parts: _Shape) -> None:
         self.message_type = message_type
@@ -397,7 +399,10 @@ class _Shape:
 
     def to_bytes(self, message: Any) -> bytes:
         """`message` in bytes. Unknown fields come last, where betterproto2 and the runtime itself put them."""
-        runtime = self.runtime_type() if self.parts else self.runtime_type(**_values(message))
+        values = _values(message)
+        for name in self.parts:
+            del values[name]
+        runtime = self.runtime_type(**values)
         for name in self.parts:
             add = getattr(runtime, name).add
             for item in getattr(message, name):
@@ -432,15 +437,19 @@ class _Shape:
     def _known(self, runtime: Any) -> Any:
         if not self.parts:
             return self.message_type(*self.take(runtime))
-        found = {}
+        found = self._plain(runtime)
         for name, part in self.parts.items():
             make, take = part.message_type, part.take
             found[name] = [make(*take(item)) for item in getattr(runtime, name)]
         return self.message_type(**found)
 
+    def _plain(self, runtime: Any) -> dict[str, Any]:
+        """The plain fields of a message that has parts, too, by name."""
+        return dict(zip(self.values, self.take(runtime), strict=True))
+
     def _known_and_unknown(self, runtime: Any) -> Any:
         if self.parts:
-            found = {}
+            found = self._plain(runtime)
             for name, part in self.parts.items():
                 found[name] = [part._known_and_unknown(item) for item in getattr(runtime, name)]
             message = self.message_type(**found)
@@ -503,7 +512,7 @@ def _shape(message_type: type[betterproto2.Message]) -> _Shape:
 class ReceivedMessage(Generic[_RecordMessage]):
     """A message of records as protobuf's runtime has read it: its fields, without a dataclass for each record."""
 
-    __slots__ = ("_runtime", "items", "origins")
+    __slots__ = ("_runtime", "items", "opened_us", "origins", "sent_us")
     _shape: ClassVar[_Shape]
 
     def __init__(self, data: bytes) -> None:
@@ -513,6 +522,9 @@ class ReceivedMessage(Generic[_RecordMessage]):
         self.items: Sequence[Any] = self._runtime.items
         #: something with the fields of a ClusterOrigin for each row
         self.origins: Sequence[Any] = self._runtime.origins
+        #: as they were sent, for `waits.Waits`
+        self.sent_us: int = self._runtime.sent_us
+        self.opened_us: int = self._runtime.opened_us
 
     def decoded(self) -> _RecordMessage:
         """The whole message, unknown fields included."""
@@ -536,7 +548,12 @@ class ReceivedBroadcast(ReceivedMessage[FederationBroadcast]):
 class EncodedBroadcast(NamedTuple):
     """A FederationBroadcast in bytes."""
 
-    data: bytes
+    data: bytes = b""
+
+    def timed(self, sent_us: int, opened_us: int = 0) -> EncodedBroadcast:
+        """The same with its own time, which it must not have yet, as the numbers are in sync.proto; 0: not said."""
+        time = _BROADCAST.runtime_type(sent_us=sent_us, opened_us=opened_us)
+        return EncodedBroadcast(self.data + time.SerializeToString())
 
 
 class BroadcastEncoder:

@@ -23,6 +23,7 @@ from trio_federation.wire import EncodedBroadcast, decode, encode
 
 RESYNC = 10.0
 POLL = 5.0
+KEEPALIVE = 5.0
 
 
 class Traffic:
@@ -35,6 +36,11 @@ class Traffic:
     def messages_of(self, cluster_id: str) -> list[tuple[float, ReportFederationRequest]]:
         """The reports of one cluster, with the moments of their sending."""
         return [(at, message) for at, message in self.reports if message.items[0].cluster_id == cluster_id]
+
+    def heard_by(self, cluster_id: str) -> tuple[list[FederationBroadcast], list[FederationBroadcast]]:
+        """What one cluster was told: the broadcasts with records, and those that are nothing but a sign of life."""
+        heard = [message for _, peer, message in self.broadcasts if peer == cluster_id]
+        return [message for message in heard if message.items], [message for message in heard if not message.items]
 
     def clear(self) -> None:
         """Forget what was said so far."""
@@ -84,7 +90,8 @@ async def test_a_quiet_hour_costs_the_resyncs_and_no_more(autojump_clock: MockCl
             messages = traffic.messages_of(name)
             assert most - 2 <= len(messages) <= most
             assert {len(message.items) for _, message in messages} == {pools}
-            heard = [message for _, peer, message in traffic.broadcasts if peer == name]
+            heard, beats = traffic.heard_by(name)
+            assert len(beats) <= hour / KEEPALIVE
             assert len(heard) <= 2 * most
             assert sum(len(message.items) for message in heard) <= 2 * most * pools
         assert [cluster.routes["hub-0"].dialled for cluster in fed.clusters.values()] == [1, 1, 1]
@@ -118,7 +125,8 @@ async def test_busy_minutes_cost_one_message_per_change_beside_the_resyncs(
             assert sizes[pools] <= resyncs
             assert sizes[1] >= changes - resyncs  # a resync takes a change that waits with it
             assert set(sizes) == {1, pools}
-            heard = [message for _, peer, message in traffic.broadcasts if peer == name]
+            heard, beats = traffic.heard_by(name)
+            assert len(beats) <= seconds / KEEPALIVE
             assert len(heard) <= 2 * (resyncs + changes)
         nursery.cancel_scope.cancel()
 

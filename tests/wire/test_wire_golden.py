@@ -72,6 +72,8 @@ CARRIED: dict[str, dict[str, Any]] = {
     "foreign words": {"items": [FOREIGN_WORDS]},
     "withdrawal": {"items": [{**WITHDRAWN, "observed_for_ms": 2**40, "seq": 8}]},
     "origins alone": {"origins": ORIGINS},
+    "times alone": {"sent_us": 1, "opened_us": 2},
+    "times": {"items": [TYPICAL], "origins": ORIGINS[:1], "sent_us": 3_600_000_000, "opened_us": UINT64_MAX},
     "many": {"items": [{**TYPICAL, "member_pool": f"pool-{n}", "seq": n} for n in range(100)], "origins": ORIGINS},
 }
 VECTORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,6 +82,7 @@ VECTORS: dict[str, tuple[str, dict[str, Any]]] = {
     "WatchFederationRequest: no": ("WatchFederationRequest", {}),
     "WatchFederationRequest: false": ("WatchFederationRequest", {"spare_own_cluster": False}),
     "WatchFederationRequest: true": ("WatchFederationRequest", {"spare_own_cluster": True}),
+    "WatchFederationRequest: beats": ("WatchFederationRequest", {"spare_own_cluster": True, "beat_ms": 2**32 - 1}),
     "FederationBroadcast: a thousand": ("FederationBroadcast", {"items": [{**TYPICAL, "seq": n} for n in range(1000)]}),
     "EnvCapacity": ("EnvCapacity", TYPICAL),
     "EnvCapacity: least": ("EnvCapacity", LEAST),
@@ -94,11 +97,13 @@ def with_zeros(message_name: str, values: dict[str, Any]) -> dict[str, Any]:
         return {
             "items": [with_zeros("EnvCapacity", item) for item in values.get("items", [])],
             "origins": [with_zeros("ClusterOrigin", row) for row in values.get("origins", [])],
+            "sent_us": values.get("sent_us", 0),
+            "opened_us": values.get("opened_us", 0),
         }
     zeros = {
         "EnvCapacity": ZERO,
         "ClusterOrigin": {"cluster_id": "", "instance": "", "uptime_ms": 0},
-        "WatchFederationRequest": {"spare_own_cluster": False},
+        "WatchFederationRequest": {"spare_own_cluster": False, "beat_ms": 0},
         "ReportFederationResponse": {},
     }
     return {**zeros[message_name], **values}
@@ -134,13 +139,20 @@ items = st.fixed_dictionaries(
 rows = st.fixed_dictionaries(
     {}, optional={"cluster_id": texts, "instance": texts, "uptime_ms": st.integers(*INT64_LIMITS)}
 )
+times = st.fixed_dictionaries(
+    {}, optional={"sent_us": st.integers(0, UINT64_MAX), "opened_us": st.integers(0, UINT64_MAX)}
+)
 
 
-@given(st.sampled_from(CARRIERS), st.lists(items, max_size=4), st.lists(rows, max_size=2))
+@given(st.sampled_from(CARRIERS), st.lists(items, max_size=4), st.lists(rows, max_size=2), times)
 def test_all_agree_on_any_message(
-    peers: list[Peer], carrier: str, drawn: list[dict[str, Any]], origins: list[dict[str, Any]]
+    peers: list[Peer],
+    carrier: str,
+    drawn: list[dict[str, Any]],
+    origins: list[dict[str, Any]],
+    own_time: dict[str, int],
 ) -> None:
-    assert_agreement(peers, carrier, {"items": drawn, "origins": origins})
+    assert_agreement(peers, carrier, {"items": drawn, "origins": origins, **own_time})
 
 
 def test_decoded_messages_are_what_betterproto2_would_have_made(betterproto2_alone: Peer, ours: Peer) -> None:
@@ -187,9 +199,14 @@ TAGS = {
     ("ClusterOrigin", "uptime_ms"): "18",
     ("ReportFederationRequest", "items"): "0a",
     ("ReportFederationRequest", "origins"): "a206",
+    ("ReportFederationRequest", "sent_us"): "a806",
+    ("ReportFederationRequest", "opened_us"): "b006",
     ("FederationBroadcast", "items"): "0a",
     ("FederationBroadcast", "origins"): "a206",
+    ("FederationBroadcast", "sent_us"): "a806",
+    ("FederationBroadcast", "opened_us"): "b006",
     ("WatchFederationRequest", "spare_own_cluster"): "a006",
+    ("WatchFederationRequest", "beat_ms"): "a806",
 }
 
 

@@ -132,6 +132,15 @@ HUB_LAST_BATCH_AGE_SECONDS = Family(
     "`min by (instance) (trio_federation_hub_last_batch_age_seconds) > 30` where others report: what is known of them "
     "runs out.",
 )
+HUB_BATCH_WAIT_SECONDS = Family(
+    "trio_federation_hub_batch_wait_seconds",
+    Kind.HISTOGRAM,
+    _HUB,
+    "Seconds that batches of a hub, its signs of life included, were on their way longer than the quickest of late: "
+    "in buffers, in the network, in a process that stood still. They count as age of what a batch tells.",
+    "`histogram_quantile(0.99, sum by (le, instance) (rate(trio_federation_hub_batch_wait_seconds_bucket[5m]))) > 5`: "
+    "this agent, the way to its hub, or the hub is too slow for what there is to tell.",
+)
 HUB_RECEIVED_RECORDS_TOTAL = Family(
     "trio_federation_hub_received_records_total",
     Kind.COUNTER,
@@ -344,6 +353,16 @@ HUB_HANDSHAKES_FAILED_TOTAL = Family(
     "`increase(trio_federation_hub_handshakes_failed_total[10m]) > 0` where nobody scans the port: an agent is not let "
     "in, or does not trust the hub; the log has the address.",
 )
+HUB_CONNECTIONS_CUT_TOTAL = Family(
+    "trio_federation_hub_connections_cut_total",
+    Kind.COUNTER,
+    ("reason",),
+    "Connections that this hub ended because of what their peer did: protocol (it broke HTTP/2, or does not speak it), "
+    "flood (frames that carry nothing), silent (nothing for silence_limit), stalled (does not take what it is sent), "
+    "no_call (no call that was let in for first_message).",
+    '`increase(trio_federation_hub_connections_cut_total{reason=~"protocol|flood"}[10m]) > 0` where nobody scans the '
+    "port; silent and stalled for many agents at once: the network, or this hub itself. The log has the address.",
+)
 HUB_REPORTERS_BY_CREDENTIAL = Family(
     "trio_federation_hub_reporters_by_credential",
     Kind.GAUGE,
@@ -423,6 +442,7 @@ CATALOGUE = (
             HUB_CONNECTED,
             HUB_RECONNECTS_TOTAL,
             HUB_LAST_BATCH_AGE_SECONDS,
+            HUB_BATCH_WAIT_SECONDS,
             HUB_RECEIVED_RECORDS_TOTAL,
             HUB_REPORTED_RECORDS_TOTAL,
             HUB_RECEIVED_BYTES_TOTAL,
@@ -480,6 +500,7 @@ CATALOGUE = (
             HUB_REPORTERS,
             HUB_REPORTERS_BY_CREDENTIAL,
             HUB_HANDSHAKES_FAILED_TOTAL,
+            HUB_CONNECTIONS_CUT_TOTAL,
             HUB_CALLS_REFUSED_TOTAL,
             HUB_POLICY_BREACHES_TOTAL,
         ),

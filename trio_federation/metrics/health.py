@@ -141,6 +141,7 @@ class FederationMetrics:
             bytes_out=self._counter(catalogue.HUB_SENT_BYTES_TOTAL),
         )
         self._hubs: dict[str, _Hub] = {}
+        self._batch_waits = self._histogram(catalogue.HUB_BATCH_WAIT_SECONDS)
         self._source_live = self._gauge(catalogue.SOURCE_LIVE)
         self._source_trouble = self._gauge(catalogue.SOURCE_TROUBLE)
         #: by source, the reasons that have series
@@ -196,6 +197,10 @@ class FederationMetrics:
         return self._counter(catalogue.HUB_HANDSHAKES_FAILED_TOTAL)
 
     @cached_property
+    def _cut(self) -> Counter:
+        return self._counter(catalogue.HUB_CONNECTIONS_CUT_TOTAL)
+
+    @cached_property
     def _breaches(self) -> Counter:
         return self._counter(catalogue.HUB_POLICY_BREACHES_TOTAL)
 
@@ -214,6 +219,7 @@ class FederationMetrics:
         counters = self._hubs.get(hub)
         if counters is None:
             counters = self._hubs[hub] = _Hub(*[counter.labels(hub) for counter in self._hub_counters])
+            self._batch_waits.labels(hub)
         return counters
 
     def _source_begins(self, name: str) -> None:
@@ -292,6 +298,10 @@ class FederationMetrics:
         """Count a batch of so many records and withdrawals that came from a hub at `now`, also one of none."""
         self._hub(hub).records_in.inc(records)
         self._batches[hub] = now
+
+    def hub_batch_wait(self, hub: str, seconds: float) -> None:
+        """Note for how many seconds a message of a hub had waited on its way."""
+        self._batch_waits.labels(hub).observe(seconds)
 
     def hub_reported(self, hub: str, records: int) -> None:
         """Count records and withdrawals that were reported to a hub."""
@@ -393,6 +403,11 @@ class FederationMetrics:
     def handshake_failed(self, count: int = 1) -> None:
         """Count TLS handshakes with this hub that failed; none, at its start."""
         self._handshakes_failed.inc(count)
+
+    def connection_cut(self, reason: str, count: int = 1) -> None:
+        """Count connections that this hub ended because of what their peer did; none, at its start. `reason`: one of
+        the words that the family names."""
+        self._cut.labels(reason).inc(count)
 
     def watchers(self, count: int) -> None:
         """Say how many agents watch this hub; 0 at its start."""

@@ -11,15 +11,25 @@ from trio_federation.rpc.bridge import open_bridge
 from trio_federation.rpc.client import HubConnection, ReportCall, WatchCall
 from trio_federation.rpc.memory import MemoryLink
 from trio_federation.rpc.server import FederationServer, IncomingReport, IncomingWatch
-from trio_federation.rpc.sockets import Dialer, accept_tls, client_tls, open_listeners, server_tls, tcp_dialer
-from trio_federation.rpc.transport import ConnectionSettings, peer_name
+from trio_federation.rpc.sockets import (
+    CONNECT_DEADLINE,
+    Dialer,
+    accept_tls,
+    client_tls,
+    open_listeners,
+    server_tls,
+    tcp_dialer,
+)
+from trio_federation.rpc.transport import ConnectionSettings, Cut, peer_name
 
 # From Python 3.12 on, asyncio.current_task knows nothing of trio-asyncio's loops until trio-asyncio has replaced it.
 # Where grpclib was imported before that, which the import of our messages does, it holds the one that does not know.
 grpclib.utils._current_task = asyncio.current_task
 
 __all__ = [
+    "CONNECT_DEADLINE",
     "ConnectionSettings",
+    "Cut",
     "Dialer",
     "FederationServer",
     "HubConnection",

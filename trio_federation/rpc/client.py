@@ -65,6 +65,16 @@ class _Call(Generic[_Request, _Response]):
         """The hub, for people."""
         return self._connection.peer
 
+    @property
+    def began(self) -> float:
+        """trio's time at which the connection began, before anything was sent on it."""
+        return self._connection.transport.began
+
+    @property
+    def heard_at(self) -> float | None:
+        """trio's time at which anything of the hub came in on it first; None before."""
+        return self._connection.transport.heard_at
+
     async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         try:
             return await bridge.run(coroutine)
@@ -217,6 +227,20 @@ class HubConnection:
         finally:
             with trio.move_on_after(_CLEANUP_DEADLINE, shield=True):
                 await _give_up(stream)
+
+    async def wait_heard(self, within: float) -> None:
+        """Wait until the hub has said anything at all, which every server of HTTP/2 does at once: who accepts a
+        connection and is silent may be a process that stands still, and what it is told would be old when it goes on.
+
+        Raises an RpcError where that takes more than `within` seconds, or the connection has ended."""
+        with trio.move_on_after(within):
+            await self.transport.heard.wait()
+        if self.transport.heard_at is None and not self.transport.closed.is_set():
+            self.transport.abort(
+                f"connected, but nothing was said within {within:g} s: the other side hangs, or is no gRPC endpoint"
+            )
+        if self.transport.heard_at is None:
+            raise await self.wait_closed()
 
     async def wait_closed(self) -> RpcError:
         """Wait until the connection has ended, whoever ended it; the error that says why, for whoever wants to raise

@@ -29,7 +29,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
 from trio_federation.rpc.codec import FederationCodec
-from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, peer_name, reset_unfinished
+from trio_federation.rpc.transport import ConnectionSettings, Cut, Http2Connection, peer_name, reset_unfinished
 from trio_federation.tls import certificate_names
 from trio_federation.wire import EncodedBroadcast, ReceivedReport
 
@@ -44,6 +44,10 @@ _HANDLERS_DEADLINE = 2.0
 REFUSED_FOR = 2.0
 
 log = structlog.get_logger("trio_federation.rpc")
+
+
+def _ignore_cut(_peer: str, _cut: Cut, _reason: str) -> None:
+    """Nobody wants to know."""
 
 
 class _OpenCalls:
@@ -102,6 +106,16 @@ class _IncomingCall(Generic[_Request, _Response]):
         """trio's time at which anything came in on the caller's connection last, signs of life included."""
         return self._connection.last_received
 
+    @property
+    def began(self) -> float:
+        """trio's time at which the caller's connection began, before anything was sent on it."""
+        return self._connection.began
+
+    @property
+    def heard_at(self) -> float:
+        """trio's time at which anything came in on it first."""
+        return self.began if self._connection.heard_at is None else self._connection.heard_at
+
     @contextmanager
     def let_in(self) -> Iterator[None]:
         """Inside, the call is a reason to keep its connection."""
@@ -155,7 +169,8 @@ class FederationServer:
 
     `report`, `watch`: handlers, each called in a task of its own per call. An RpcError that one raises is the call's
     status; anything else is logged and the peer is told UNKNOWN. When a handler returns the call ends well.
-    `first_call`: seconds after which a connection is ended that has no call that a handler has let in."""
+    `first_call`: seconds after which a connection is ended that has no call that a handler has let in. `cut`: told of
+    each connection that was ended because of what its peer did: the peer, what it is, and why in words."""
 
     def __init__(
         self,
@@ -163,11 +178,13 @@ class FederationServer:
         watch: Callable[[IncomingWatch], Awaitable[None]],
         settings: ConnectionSettings | None = None,
         first_call: float = math.inf,
+        cut: Callable[[str, Cut, str], None] = _ignore_cut,
     ) -> None:
         self._report = report
         self._watch = watch
         self._settings = settings or ConnectionSettings()
         self._first_call = first_call
+        self._cut = cut
 
     async def serve(self, stream: trio.abc.Stream, refusal: RpcError | None = None) -> None:
         """Serve one connection until it ends; `stream` is closed then, and every handler of it has ended. `refusal`:
@@ -190,6 +207,8 @@ class FederationServer:
                     await bridge.run(handler.wait_closed())
                 nursery.cancel_scope.cancel()
                 log.debug("connection_ended", peer=peer, reason=connection.ended)
+                if connection.cut is not None:
+                    self._cut(peer, connection.cut, connection.ended)
 
 
 async def _end_idle(connection: Http2Connection, calls: _OpenCalls, seconds: float) -> None:
@@ -199,7 +218,7 @@ async def _end_idle(connection: Http2Connection, calls: _OpenCalls, seconds: flo
         await calls.none.wait()
         await trio.sleep_until(calls.none_since + seconds)
         if calls.none.is_set() and trio.current_time() >= calls.none_since + seconds:
-            connection.say_goodbye(f"no call that was let in within {seconds:g} s")
+            connection.say_goodbye(f"no call that was let in within {seconds:g} s", Cut.NO_CALL)
             return
 
 

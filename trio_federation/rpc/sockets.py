@@ -36,17 +36,20 @@ def tcp_dialer(
     *,
     tls: ssl.SSLContext | Callable[[], ssl.SSLContext] | None = None,
     server_name: str | None = None,
+    deadline: float = CONNECT_DEADLINE,
 ) -> Dialer:
     """A dialer for `host`:`port`, with TLS where a context is given; a function is asked for one at every dial.
-    `server_name`: the name that the hub's certificate must be for, where it is not `host`."""
+    `server_name`: the name that the hub's certificate must be for, where it is not `host`. `deadline`: seconds for a
+    TCP connection, and again for a TLS handshake, at most the usual ones."""
+    connect_within, shake_within = min(CONNECT_DEADLINE, deadline), min(HANDSHAKE_DEADLINE, deadline)
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def dial() -> trio.abc.Stream:
         try:
-            with trio.fail_after(CONNECT_DEADLINE):
+            with trio.fail_after(connect_within):
                 stream = await trio.open_tcp_stream(host, port)
         except trio.TooSlowError as error:
-            raise Unavailable(f"no connection within {CONNECT_DEADLINE:g} s", peer=shown) from error
+            raise Unavailable(f"no connection within {connect_within:g} s", peer=shown) from error
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that the resolver cannot even be asked for
             raise Unavailable(f"cannot connect: {reason_of(error)}", peer=shown) from error
         if tls is None:
@@ -59,19 +62,22 @@ def tcp_dialer(
         except ValueError as error:
             await trio.aclose_forcefully(stream)
             raise TlsFailed(f"TLS failed: {name!r} is no name that a certificate can be for", peer=shown) from error
-        return await _handshake(over_tls, shown)
+        return await _handshake(over_tls, shown, shake_within)
 
     return dial
 
 
 async def accept_tls(stream: trio.abc.Stream, tls: ssl.SSLContext, peer: str) -> trio.SSLStream[trio.abc.Stream]:
     """Do the server's half of a TLS handshake. Raises Unavailable, with the stream closed and the peer told why."""
-    return await _handshake(trio.SSLStream(stream, tls, server_side=True, https_compatible=True), peer)
+    over_tls = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+    return await _handshake(over_tls, peer, HANDSHAKE_DEADLINE)
 
 
-async def _handshake(stream: trio.SSLStream[trio.abc.Stream], peer: str) -> trio.SSLStream[trio.abc.Stream]:
+async def _handshake(
+    stream: trio.SSLStream[trio.abc.Stream], peer: str, within: float
+) -> trio.SSLStream[trio.abc.Stream]:
     try:
-        await shake_hands(stream, within=HANDSHAKE_DEADLINE)
+        await shake_hands(stream, within=within)
     except HandshakeTooSlow as error:
         raise Unavailable(str(error), peer=peer) from error
     except HandshakeFailed as error:

@@ -8,6 +8,7 @@ connection, and turn an error in a protocol callback into a crash of the loop.""
 from __future__ import annotations
 
 import asyncio
+import enum
 import ssl
 import struct
 from collections import deque
@@ -39,7 +40,9 @@ HIGH_WATER = 64 * 1024
 LOW_WATER = 16 * 1024
 #: Bytes that wait for the socket at which the connection is given up. Senders wait long before, so what has piled up is
 #: answers to a peer that asks for signs of life and does not read them.
-MOST_WAITING = 16 * 1024 * 1024
+MOST_WAITING = 1024 * 1024
+#: Bytes of which a peer has to take at least so many within the silence limit.
+WRITE_SIZE = 16 * 1024
 #: Bytes read from the stream in one step.
 READ_SIZE = 64 * 1024
 #: Seconds for which a closing connection may still write what it has.
@@ -232,6 +235,21 @@ class _Protocol(H2Protocol):
         self.connection.flush()
 
 
+class Cut(enum.StrEnum):
+    """What a peer has done wrong of which this side has ended the connection."""
+
+    #: it has broken HTTP/2, or does not speak it
+    PROTOCOL = "protocol"
+    #: it sends frames that carry nothing, more than there is a use for
+    FLOOD = "flood"
+    #: nothing has come from it for the silence limit
+    SILENT = "silent"
+    #: it does not take what it is sent
+    STALLED = "stalled"
+    #: it has no call that was let in
+    NO_CALL = "no_call"
+
+
 #: Told of bytes as they go out and come in: (sent, received).
 Traffic: TypeAlias = Callable[[int, int], None]
 
@@ -258,8 +276,16 @@ class Http2Connection(asyncio.Transport):
         self.protocol = _Protocol(handler, settings, client_side=client_side)
         #: why the connection ended, for people; "" while it lives
         self.ended = ""
+        #: what the peer has done of which this side has ended it, where that is so
+        self.cut: Cut | None = None
+        #: trio's time at which it began, before anything was sent
+        self.began = trio.current_time()
+        #: trio's time at which bytes of the peer came in first; None before
+        self.heard_at: float | None = None
+        #: set when bytes of the peer have come in, or the connection has ended
+        self.heard = trio.Event()
         #: trio's time at which bytes of the peer came in last
-        self.last_received = trio.current_time()
+        self.last_received = self.began
         #: whether it is TLS that has ended it
         self.tls_failed = False
         #: set when the connection has ended
@@ -298,6 +324,7 @@ class Http2Connection(asyncio.Transport):
                 self.protocol.connection_lost(None)
             finally:
                 self.closed.set()
+                self.heard.set()
                 # Forcefully: everything that was to be written has had its time.
                 await trio.aclose_forcefully(self._stream)
 
@@ -314,7 +341,7 @@ class Http2Connection(asyncio.Transport):
             self._paused = True
             self.protocol.pause_writing()
         if self._waiting_size > MOST_WAITING:
-            self.abort(f"the peer does not read: {self._waiting_size} bytes wait for it")
+            self.abort(f"the peer does not read: {self._waiting_size} bytes wait for it", Cut.STALLED)
 
     def is_closing(self) -> bool:
         """Whether the connection has ended or is about to."""
@@ -329,10 +356,10 @@ class Http2Connection(asyncio.Transport):
             self._scope.deadline = min(self._scope.deadline, trio.current_time() + CLOSE_DEADLINE)
             self._something_to_write.set()
 
-    def abort(self, reason: str = "aborted") -> None:
-        """End the connection at once."""
+    def abort(self, reason: str = "aborted", cut: Cut | None = None) -> None:
+        """End the connection at once. `cut`: what the peer has done, where it is because of that."""
         self._closing = True
-        self._ended(reason)
+        self._ended(reason, cut)
         self._scope.cancel()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -350,6 +377,9 @@ class Http2Connection(asyncio.Transport):
                     self._abort_silent()
                     return
                 self.last_received = trio.current_time()
+                if self.heard_at is None:
+                    self.heard_at = self.last_received
+                    self.heard.set()
                 self._traffic(0, len(data))
                 if not self._take(bytes(data)):
                     return
@@ -363,22 +393,23 @@ class Http2Connection(asyncio.Transport):
         except Exception as error:
             # h2 and grpclib answer some forms of nonsense with whatever exception they hit first.
             if self.protocol.h2.incoming_buffer._data.startswith(b"HTTP/"):
-                self._ended("the other side speaks HTTP/1: not a gRPC endpoint?")
+                self._ended("the other side speaks HTTP/1: not a gRPC endpoint?", Cut.PROTOCOL)
             else:
-                self._ended(f"the peer broke HTTP/2: {type(error).__name__}: {one_line(str(error))}")
+                self._ended(f"the peer broke HTTP/2: {type(error).__name__}: {one_line(str(error))}", Cut.PROTOCOL)
             self._say_goodbye()
             self.close()
             return False
         return True
 
-    def say_goodbye(self, reason: str) -> None:
-        """End the connection, and tell the peer why, in the words that come with HTTP/2's GOAWAY."""
+    def say_goodbye(self, reason: str, cut: Cut | None = None, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """End the connection, and tell the peer why, in the words that come with HTTP/2's GOAWAY. `cut`: what the peer
+        has done, where it is because of that; `code`: HTTP/2's name for it."""
         if not self._closing:
             h2 = self.protocol.h2
             if h2.state_machine.state is not ConnectionState.CLOSED:
-                h2.close_connection(ErrorCodes.NO_ERROR, additional_data=reason.encode("utf-8")[:MAX_REASON])
+                h2.close_connection(code, additional_data=reason.encode("utf-8")[:MAX_REASON])
                 self.protocol.connection.flush()
-            self._ended(reason)
+            self._ended(reason, cut)
             self.close()
 
     def _say_goodbye(self) -> None:
@@ -400,7 +431,8 @@ class Http2Connection(asyncio.Transport):
                     continue
                 data = b"".join(self._waiting)
                 self._waiting.clear()
-                await self._stream.send_all(data)
+                if not await self._write(data):
+                    return
                 self._traffic(len(data), 0)
                 # Only what the stream has taken makes room; what came meanwhile waits in the queue.
                 self._waiting_size -= len(data)
@@ -409,6 +441,19 @@ class Http2Connection(asyncio.Transport):
                     self.protocol.resume_writing()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._abort_broken(error)
+
+    async def _write(self, data: bytes) -> bool:
+        """Write bytes; False, with the connection ended, where the peer does not take them."""
+        view = memoryview(data)
+        for start in range(0, len(data), WRITE_SIZE):
+            with trio.move_on_after(self._settings.silence_limit) as scope:
+                await self._stream.send_all(view[start : start + WRITE_SIZE])
+            if scope.cancelled_caught:
+                self.abort(
+                    f"the peer has not taken {WRITE_SIZE} bytes within {self._settings.silence_limit:g} s", Cut.STALLED
+                )
+                return False
+        return True
 
     async def _watch_silence(self) -> None:
         asked = 0
@@ -428,15 +473,16 @@ class Http2Connection(asyncio.Transport):
                 await trio.sleep_until(min(trio.current_time() + self._settings.keepalive, given_up_at))
 
     def _abort_silent(self) -> None:
-        self.abort(f"silent for {self._settings.silence_limit:g} s")
+        self.abort(f"silent for {self._settings.silence_limit:g} s", Cut.SILENT)
 
     def _abort_broken(self, error: Exception) -> None:
         self.tls_failed = isinstance(error.__cause__, ssl.SSLError)
         self.abort(one_line(broken_by(error)))
 
-    def _ended(self, reason: str) -> None:
+    def _ended(self, reason: str, cut: Cut | None = None) -> None:
         if not self.ended:
             self.ended = reason
+            self.cut = cut
 
 
 def peer_name(stream: trio.abc.Stream) -> str:

@@ -143,6 +143,18 @@ class FederationBroadcast(betterproto2.Message):
         100, betterproto2.TYPE_MESSAGE, repeated=True
     )
 
+    sent_us: "int" = betterproto2.field(101, betterproto2.TYPE_UINT64)
+    """
+    When the sender made this message: microseconds on its clock, from a moment of its own choosing. Only differences
+    mean anything. 0: not said.
+    """
+
+    opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
+    """
+    The same clock when the sender first heard the receiver on this connection; in the first message of a call. 0: not
+    said.
+    """
+
 
 default_message_pool.register_message(
     "sandbox.sync.v1", "FederationBroadcast", FederationBroadcast
@@ -165,6 +177,18 @@ class ReportFederationRequest(betterproto2.Message):
     origins: "list[ClusterOrigin]" = betterproto2.field(
         100, betterproto2.TYPE_MESSAGE, repeated=True
     )
+
+    sent_us: "int" = betterproto2.field(101, betterproto2.TYPE_UINT64)
+    """
+    When the sender made this message: microseconds on its clock, from a moment of its own choosing. Only differences
+    mean anything. 0: not said.
+    """
+
+    opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
+    """
+    The same clock when the sender first heard the receiver on this connection; in the first message of a call. 0: not
+    said.
+    """
 
 
 default_message_pool.register_message(
@@ -201,6 +225,12 @@ class WatchFederationRequest(betterproto2.Message):
     spare_own_cluster: "bool" = betterproto2.field(100, betterproto2.TYPE_BOOL)
     """
     Leave out records of the caller's own cluster.
+    """
+
+    beat_ms: "int" = betterproto2.field(101, betterproto2.TYPE_UINT32)
+    """
+    Milliseconds without anything else to tell after which the caller wants a broadcast all the same, with nothing but
+    the time in it, to know that the call lives. 0: none.
     """
 
 
@@ -257,7 +287,7 @@ class FederationServiceStub(betterproto2_grpclib.ServiceStub):
 
 
 SANDBOX_SYNC_V1_SYNC_PROTO_DESCRIPTOR = default_google_proto_descriptor_pool.AddSerializedFile(
-    b'\n\x1asandbox/sync/v1/sync.proto\x12\x0fsandbox.sync.v1"\xcf\x03\n\x0bEnvCapacity\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1c\n\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x19\n\x08env_name\x18\x03 \x01(\tR\x07envName\x12#\n\rscaling_group\x18\x04 \x01(\tR\x0cscalingGroup\x12\x12\n\x04idle\x18\x05 \x01(\x05R\x04idle\x12\x18\n\x07running\x18\x06 \x01(\x05R\x07running\x12\x18\n\x07pending\x18\x07 \x01(\x05R\x07pending\x12\x18\n\x07desired\x18\x08 \x01(\x05R\x07desired\x12\x1a\n\x08capacity\x18\t \x01(\x05R\x08capacity\x12#\n\rsaturated_for\x18\n \x01(\x05R\x0csaturatedFor\x12&\n\x0fobserved_for_ms\x18\x0b \x01(\x03R\robservedForMs\x12\x1f\n\x0bmember_pool\x18\x0c \x01(\tR\nmemberPool\x12/\n\x13autoscaling_enabled\x18\r \x01(\x08R\x12autoscalingEnabled\x12\x14\n\x05state\x18d \x01(\tR\x05state\x12\x10\n\x03seq\x18e \x01(\x04R\x03seq"g\n\rClusterOrigin\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1a\n\x08instance\x18\x02 \x01(\tR\x08instance\x12\x1b\n\tuptime_ms\x18\x03 \x01(\x03R\x08uptimeMs"\x87\x01\n\x17ReportFederationRequest\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins"\x1a\n\x18ReportFederationResponse"D\n\x16WatchFederationRequest\x12*\n\x11spare_own_cluster\x18d \x01(\x08R\x0fspareOwnCluster"\x83\x01\n\x13FederationBroadcast\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins2\xe2\x01\n\x11FederationService\x12i\n\x10ReportFederation\x12(.sandbox.sync.v1.ReportFederationRequest\x1a).sandbox.sync.v1.ReportFederationResponse(\x01\x12b\n\x0fWatchFederation\x12\'.sandbox.sync.v1.WatchFederationRequest\x1a$.sandbox.sync.v1.FederationBroadcast0\x01b\x06proto3'
+    b'\n\x1asandbox/sync/v1/sync.proto\x12\x0fsandbox.sync.v1"\xcf\x03\n\x0bEnvCapacity\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1c\n\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x19\n\x08env_name\x18\x03 \x01(\tR\x07envName\x12#\n\rscaling_group\x18\x04 \x01(\tR\x0cscalingGroup\x12\x12\n\x04idle\x18\x05 \x01(\x05R\x04idle\x12\x18\n\x07running\x18\x06 \x01(\x05R\x07running\x12\x18\n\x07pending\x18\x07 \x01(\x05R\x07pending\x12\x18\n\x07desired\x18\x08 \x01(\x05R\x07desired\x12\x1a\n\x08capacity\x18\t \x01(\x05R\x08capacity\x12#\n\rsaturated_for\x18\n \x01(\x05R\x0csaturatedFor\x12&\n\x0fobserved_for_ms\x18\x0b \x01(\x03R\robservedForMs\x12\x1f\n\x0bmember_pool\x18\x0c \x01(\tR\nmemberPool\x12/\n\x13autoscaling_enabled\x18\r \x01(\x08R\x12autoscalingEnabled\x12\x14\n\x05state\x18d \x01(\tR\x05state\x12\x10\n\x03seq\x18e \x01(\x04R\x03seq"g\n\rClusterOrigin\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1a\n\x08instance\x18\x02 \x01(\tR\x08instance\x12\x1b\n\tuptime_ms\x18\x03 \x01(\x03R\x08uptimeMs"\xbd\x01\n\x17ReportFederationRequest\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins\x12\x17\n\x07sent_us\x18e \x01(\x04R\x06sentUs\x12\x1b\n\topened_us\x18f \x01(\x04R\x08openedUs"\x1a\n\x18ReportFederationResponse"]\n\x16WatchFederationRequest\x12*\n\x11spare_own_cluster\x18d \x01(\x08R\x0fspareOwnCluster\x12\x17\n\x07beat_ms\x18e \x01(\rR\x06beatMs"\xb9\x01\n\x13FederationBroadcast\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins\x12\x17\n\x07sent_us\x18e \x01(\x04R\x06sentUs\x12\x1b\n\topened_us\x18f \x01(\x04R\x08openedUs2\xe2\x01\n\x11FederationService\x12i\n\x10ReportFederation\x12(.sandbox.sync.v1.ReportFederationRequest\x1a).sandbox.sync.v1.ReportFederationResponse(\x01\x12b\n\x0fWatchFederation\x12\'.sandbox.sync.v1.WatchFederationRequest\x1a$.sandbox.sync.v1.FederationBroadcast0\x01b\x06proto3'
 )
 
 
