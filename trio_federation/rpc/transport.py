@@ -14,13 +14,14 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import trio
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import AbstractHandler, Connection, EventsProcessor, H2Protocol, Stream
+from grpclib.protocol import AbstractHandler, Buffer, Connection, EventsProcessor, H2Protocol, Stream
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionState, H2Connection
@@ -29,8 +30,9 @@ from h2.events import ConnectionTerminated, DataReceived, Event
 from h2.exceptions import FrameTooLargeError
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
-from hyperframe.frame import Frame, GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
+from trio_federation.rpc.floods import BudgetedFrames, FloodError, FrameBudget
 from trio_federation.tls import broken_by
 from trio_federation.wire import MAX_RECEIVE
 
@@ -51,6 +53,10 @@ CLOSE_DEADLINE = 1.0
 MAX_REASON = 500
 #: Bytes of headers that are taken in one request.
 MAX_HEADERS = 16 * 1024
+#: Bytes of data that are sent in one frame, and of headers that are remembered to shorten later ones, whatever more a
+#: peer offers.
+MAX_FRAME = 16 * 1024
+MAX_HEADER_TABLE = 4096
 #: Calls that a peer may have open at once on one connection.
 MAX_STREAMS = 100
 #: The connection's own receive window: it must not be what limits a stream.
@@ -71,11 +77,62 @@ class ConnectionSettings:
     max_message: int = MAX_RECEIVE
 
 
+class _Bytes(Buffer):
+    """What has come in of a stream and is not read yet. grpclib keeps every piece by itself, in objects of some hundred
+    bytes each, so that a message in pieces of a byte would take up hundreds of times its size."""
+
+    def __init__(self, ack_callback: Callable[[int], None]) -> None:
+        super().__init__(ack_callback)
+        self._bytes = bytearray()
+        #: of these, so many still take up the sender's window
+        self._not_given_back = 0
+        self._more = asyncio.Event()
+
+    def add(self, data: bytes, ack_size: int) -> None:
+        self._bytes += data
+        self._not_given_back += len(data)
+        if ack_size > len(data):
+            self._ack_callback(ack_size - len(data))  # padding, which nobody reads
+        self._more.set()
+
+    def eof(self) -> None:
+        self._eof = True
+        self._more.set()
+
+    async def read(self, size: int) -> bytes:
+        while len(self._bytes) < size and not self._eof:
+            # Who waits for more than a window holds has to give back what it waits with.
+            self._give_back(self._not_given_back)
+            self._more.clear()
+            await self._more.wait()
+        if len(self._bytes) < size:
+            if not self._bytes:
+                return b""
+            raise AssertionError("Received less data than expected")
+        taken = bytes(self._bytes[:size])
+        del self._bytes[:size]
+        self._give_back(self._not_given_back - len(self._bytes))
+        return taken
+
+    def unacked_size(self) -> int:
+        size, self._not_given_back = self._not_given_back, 0
+        return size
+
+    def _give_back(self, size: int) -> None:
+        if size > 0:
+            self._not_given_back -= size
+            self._ack_callback(size)
+
+
 class _LimitedStream(Stream):
     """A stream that refuses a message at its length prefix, before anything of it is read, and whose end is noticed by
     everybody who waits for something of it."""
 
     max_message = MAX_RECEIVE
+
+    def init_stream(self, stream_id: int, connection: Connection) -> None:
+        super().init_stream(stream_id, connection)
+        self.buffer = _Bytes(partial(connection.ack, stream_id))
 
     async def recv_data(self, size: int) -> bytes:
         if size > self.max_message:
@@ -104,6 +161,9 @@ class _Gate(asyncio.Event):
 
     async def wait(self) -> Literal[True]:
         await super().wait()
+        # Another one that waited may have filled the buffer again since this one was woken.
+        while not self._broken and not self.is_set():
+            await super().wait()
         if self._broken:
             raise ConnectionError("the connection is closed")
         return True
@@ -164,8 +224,27 @@ class _Processor(EventsProcessor):
 
 
 class _H2(H2Connection):
-    """h2's, but a goodbye is only told. h2 closes with it, and then makes an error of what follows it, as it does from
-    servers that end their calls after it, and with that error it forgets the goodbye."""
+    """h2's, but frames that carry nothing are counted, a peer's offers are taken up only so far, and a goodbye is only
+    told: h2 closes with it, and then makes an error of what follows it, as it does from servers that end their calls
+    after it, and with that error it forgets the goodbye."""
+
+    def __init__(self, config: H2Configuration) -> None:
+        super().__init__(config)
+        self._budget = FrameBudget()
+        self.incoming_buffer = BudgetedFrames(self._budget, trio.current_time, server=not config.client_side)
+
+    def _prepare_for_sending(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._budget.sent(frame)
+        super()._prepare_for_sending(frames)
+
+    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[Event]]:
+        result = super()._receive_settings_frame(frame)
+        # Larger frames would fill the buffer in one go, and a larger table keeps every header that was ever sent.
+        self.max_outbound_frame_size = min(self.max_outbound_frame_size, MAX_FRAME)
+        if self.encoder.header_table_size > MAX_HEADER_TABLE:
+            self.encoder.header_table_size = MAX_HEADER_TABLE
+        return result
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         event = ConnectionTerminated()
@@ -390,6 +469,11 @@ class Http2Connection(asyncio.Transport):
     def _take(self, data: bytes) -> bool:
         try:
             self.protocol.data_received(data)
+        except FloodError as error:
+            self._ended(f"the peer sent {error}", Cut.FLOOD)
+            self._say_goodbye()
+            self.close()
+            return False
         except Exception as error:
             # h2 and grpclib answer some forms of nonsense with whatever exception they hit first.
             if self.protocol.h2.incoming_buffer._data.startswith(b"HTTP/"):
