@@ -234,6 +234,7 @@ class Agent:
                     generator=self._random,
                     metrics=self.metrics,
                     standing=self.standing,
+                    clusters=lambda: self.registry.held().instances,
                 )
             )
         return links

@@ -26,7 +26,7 @@ from trio_federation.identity import OwnIdentity
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.reporter import Reporter
-from trio_federation.retry import Backoff, failures_of
+from trio_federation.retry import Backoff, failures_of, first_window
 from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Dialer, HubConnection, ReportCall, WatchCall
 from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
@@ -43,19 +43,25 @@ _OBJECTION_TIME = 2.0
 
 class _Trouble:
     """What goes wrong with one thing that is tried again and again: when to try next, and what the log and the hub's
-    health are told of it."""
+    health are told of it. `first`: seconds from which the first delay is drawn."""
 
-    def __init__(self, health: HubHealth, what: str, clock: Clock, generator: random.Random) -> None:
+    def __init__(
+        self, health: HubHealth, what: str, clock: Clock, generator: random.Random, first: Callable[[], float]
+    ) -> None:
         self.what = what
         #: whether a failure was worth a line since this was last reset
         self.told = False
         self._health = health
         self._clock = clock
-        self._backoff = Backoff(generator)
+        self._backoff = Backoff(generator, first=first)
+        #: Trio's time from which it works; infinite while it does not
+        self._works_since = math.inf
 
-    def delay(self, failure: RpcError, lived: float) -> float:
+    def delay(self, failure: RpcError) -> float:
         """Seconds until the next try."""
-        delay = self._backoff.delay(failure, lived)
+        # What was tried for long, and never worked, has not lived.
+        delay = self._backoff.delay(failure, max(0.0, trio.current_time() - self._works_since))
+        self._works_since = math.inf
         now = self._clock()
         noted = self._health.failed(self.what, failure.message, now, kind=failure.kind)
         self._health.next_try = now + delay
@@ -71,10 +77,12 @@ class _Trouble:
 
     def worked(self) -> int:
         """It works now. Returns how many failures that ends."""
+        self._works_since = min(self._works_since, trio.current_time())
         return self._health.worked(self.what, self._clock()).in_a_row
 
     def over(self) -> int:
         """It is no trouble any more. Returns as `worked`."""
+        self._works_since = min(self._works_since, trio.current_time())
         return self._health.over(self.what, self._clock()).in_a_row
 
 
@@ -82,7 +90,8 @@ class HubLink:
     """One hub, for as long as the agent lives.
 
     `name`: the hub as the configuration names it. `dial`: opens a stream to it. `identity`: what each call says.
-    `clock`: seconds. `standing`: told what the hub says of our reports."""
+    `clock`: seconds. `standing`: told what the hub says of our reports. `clusters`: how many clusters are known, which
+    is about how many will come back together with us when the hub has been away."""
 
     def __init__(
         self,
@@ -98,6 +107,7 @@ class HubLink:
         generator: random.Random,
         metrics: FederationMetrics,
         standing: Standing,
+        clusters: Callable[[], int],
     ) -> None:
         self.name = name
         self.health = HubHealth(name, clock())
@@ -134,9 +144,13 @@ class HubLink:
         self._failures_before = 0
         self._stopping = trio.Event()
         self._stopped_at = 0.0
-        self._connecting = _Trouble(self.health, "connection", clock, generator)
-        self._reporting = _Trouble(self.health, "report", clock, generator)
-        self._watching = _Trouble(self.health, "watch", clock, generator)
+
+        def first() -> float:
+            return first_window(clusters())
+
+        self._connecting = _Trouble(self.health, "connection", clock, generator, first)
+        self._reporting = _Trouble(self.health, "report", clock, generator, first)
+        self._watching = _Trouble(self.health, "watch", clock, generator, first)
         #: set when the hub has taken the withdrawal of everything, or nothing more can be done about it
         self.said_goodbye = trio.Event()
         for call in (self._reporting, self._watching):  # exported from the start, also of a hub that is never reached
@@ -171,7 +185,7 @@ class HubLink:
             if trouble is not self._watching:
                 self.said_goodbye.set()
             await trio.sleep_forever()
-        with trio.move_on_after(trouble.delay(failure, trio.current_time() - began)):
+        with trio.move_on_after(trouble.delay(failure)):
             await self._stopping.wait()
 
     async def _connect_once(self) -> NoReturn:

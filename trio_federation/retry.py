@@ -4,6 +4,7 @@ at once. Pure: the generator and the time are arguments."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TypeVar
 
 import trio
@@ -15,6 +16,8 @@ _E = TypeVar("_E", bound=Exception)
 #: Seconds: the first delay is drawn from up to FIRST, doubling up to LONGEST.
 FIRST = 0.5
 LONGEST = 10.0
+#: Seconds that each cluster of a large fleet adds to the first delay: 20 a second come back, however many there are.
+PER_CLUSTER = 0.05
 #: Seconds without a failure after which the delays start small again.
 STABLE = 60.0
 #: Seconds between tries while another instance holds our cluster id.
@@ -23,24 +26,38 @@ TAKEOVER = (1.0, 2.0)
 OLDER_HUB = 300.0
 
 
+def first_window(clusters: int) -> float:
+    """Seconds from which the first delay is drawn after the loss of a hub that so many clusters share: FIRST in a small
+    fleet, where a blip heals at once, and more in a large one, which must not be back in one moment."""
+    return min(LONGEST, max(FIRST, PER_CLUSTER * clusters))
+
+
 class Backoff:
     """Delays for one thing that fails and is tried again.
 
-    The first delay is drawn from up to `first` seconds; the bound doubles up to `longest`. `least`: the part of the
-    bound below which no delay is drawn; 0 is full jitter. The bound is capped before the draw, so that delays at the
-    cap are as spread as any."""
+    The first delay is drawn from up to `first` seconds; the bound doubles up to `longest`. `first` may be a function,
+    which is asked at each failure: the bound is never below what it says then. `least`: the part of the bound below
+    which no delay is drawn; 0 is full jitter. The bound is capped before the draw, so that delays at the cap are as
+    spread as any."""
 
     def __init__(
-        self, generator: random.Random, *, first: float = FIRST, longest: float = LONGEST, least: float = 0.0
+        self,
+        generator: random.Random,
+        *,
+        first: float | Callable[[], float] = FIRST,
+        longest: float = LONGEST,
+        least: float = 0.0,
     ) -> None:
         self._random = generator
-        self._first = first
-        self._longest = max(first, longest)
+        self._first = first if callable(first) else lambda: first
+        self._longest = longest
         self._least = least
-        self._failures = 0
+        #: of the last delay; 0.0 where the next failure is the first
+        self._bound = 0.0
 
     def delay(self, error: RpcError, lived: float) -> float:
-        """Seconds to wait after a call has failed that had worked for `lived` seconds."""
+        """Seconds to wait after a call has failed that had worked for `lived` seconds: since it was known to work, and
+        not since it was tried, as what hangs does not live."""
         if isinstance(error, Unimplemented):
             return OLDER_HUB
         if isinstance(error, AlreadyExists):
@@ -51,13 +68,12 @@ class Backoff:
         """Seconds to wait after a failure of something that had worked for `lived` seconds."""
         if lived >= STABLE:
             self.reset()
-        bound = min(self._longest, self._first * 2 ** min(self._failures, 30))
-        self._failures += 1
-        return self._random.uniform(self._least * bound, bound)
+        self._bound = max(self._first(), min(self._longest, 2 * self._bound))
+        return self._random.uniform(self._least * self._bound, self._bound)
 
     def reset(self) -> None:
         """It works: the next failure is the first again."""
-        self._failures = 0
+        self._bound = 0.0
 
 
 def failures_of(error: BaseException, kind: type[_E]) -> list[_E]:

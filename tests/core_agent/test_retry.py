@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import trio
@@ -23,7 +24,7 @@ from trio_federation.errors import (
     Unavailable,
     Unimplemented,
 )
-from trio_federation.retry import Backoff, failures_of
+from trio_federation.retry import LONGEST, Backoff, failures_of, first_window
 
 #: what is tried again with ordinary delays
 ORDINARY = (Unavailable, TooManyPings, Unauthenticated, PermissionDenied, ResourceExhausted, ProtocolViolation)
@@ -60,6 +61,42 @@ def test_what_breaks_again_before_a_minute_does_not_start_small_again() -> None:
         for _ in range(10):
             backoff.delay(Unavailable("no"), 59.9)
     assert max(backoff.delay(Unavailable("no"), 59.9) for backoff in backoffs) > 5.0
+
+
+@given(st.integers(0, 10**6))
+def test_the_first_window_grows_with_the_fleet_and_has_bounds(clusters: int) -> None:
+    """50 ms for each cluster, at least what a small fleet heals in, at most what any delay is."""
+    assert first_window(clusters) == pytest.approx(min(10.0, max(0.5, clusters / 20)))
+
+
+class Largest(random.Random):
+    """Draws the upper end each time."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """The upper end."""
+        return b
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.floats(0, 59.999)), min_size=1, max_size=40),
+    st.integers(0, 300),
+    st.floats(60, 1e6),
+)
+def test_the_bound_never_falls_before_a_stable_minute(
+    failures: Sequence[tuple[int, float]], clusters: int, stable: float
+) -> None:
+    """Whatever the number of known clusters is meanwhile: in a long outage an agent forgets the others, and must not
+    come back sooner for it. Each draw here gives the bound itself."""
+    known = [0]
+    backoff = Backoff(Largest(), first=lambda: first_window(known[0]))
+    before = 0.0
+    for count, lived in failures:
+        known[0] = count
+        delay = backoff.again(lived)
+        assert delay == max(first_window(count), min(LONGEST, 2 * before))
+        before = delay
+    known[0] = clusters
+    assert backoff.again(stable) == first_window(clusters)
 
 
 @given(seeds, st.integers(0, 50), st.floats(0, 1e6))
