@@ -44,7 +44,7 @@ from trio_federation.rpc import (
 from trio_federation.samples import SampleTable
 from trio_federation.sessions import Session, Sessions
 from trio_federation.waits import Waits, microseconds
-from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, RecordMessage, changes_of
+from trio_federation.wire import AT_ONCE, BroadcastEncoder, EncodedBroadcast, RecordMessage, changes_of, parts_of
 
 log = structlog.get_logger("trio_federation.hub")
 
@@ -63,6 +63,8 @@ _MOST_REFUSED = 64
 #: Seconds between warnings about addresses with too many connections.
 _WARNING_INTERVAL = 60.0
 
+#: Records of a report that are taken in and passed on in one go: more than an agent of ours sends at once.
+TAKEN_AT_ONCE = 2 * AT_ONCE
 #: Seconds between signs of life on a watch, at the least, whatever its caller asks for.
 _QUICKEST_BEAT = 0.1
 
@@ -118,7 +120,8 @@ class _Watcher:
         else:
             changes = news.visible(self._policy)
         if changes:
-            self.outbox.offer_newest(changes, news.offered if changes is news.changes else len(changes))
+            offered = news.offered if changes is news.changes else len(changes)
+            self.outbox.offer_newest(cluster_id, changes, offered)
             self.something.set()
 
 
@@ -488,7 +491,13 @@ class Hub:
                             f"what this call tells is {waited:.0f} s on its way, and counts for "
                             f"{self.settings.ttl:g} s only; open it again"
                         )
-                    self._take(caller.cluster_id, policy, message, now, waited)
+                    for part in parts_of(message, TAKEN_AT_ONCE):
+                        self._take(caller.cluster_id, policy, part, now, waited)
+                        if part is not message:
+                            # One that says very much must not hold up the others.
+                            await trio.lowlevel.checkpoint()
+                            if not self._sessions.is_current(session):
+                                raise _replaced(caller.cluster_id)
                     message = await call.receive()
                 said_goodbye = True
                 await call.answer()

@@ -57,11 +57,14 @@ class _Trouble:
         #: Trio's time from which it works; infinite while it does not
         self._works_since = math.inf
 
+    def begin(self) -> None:
+        """Another try: it does not work yet."""
+        self._works_since = math.inf
+
     def delay(self, failure: RpcError) -> float:
         """Seconds until the next try."""
         # What was tried for long, and never worked, has not lived.
         delay = self._backoff.delay(failure, max(0.0, trio.current_time() - self._works_since))
-        self._works_since = math.inf
         now = self._clock()
         noted = self._health.failed(self.what, failure.message, now, kind=failure.kind)
         self._health.next_try = now + delay
@@ -164,6 +167,7 @@ class HubLink:
             self._worked = False
             self._refused = None
             began = trio.current_time()
+            self._connecting.begin()
             try:
                 await self._connect_once()
             except (RpcError, BaseExceptionGroup) as error:
@@ -219,6 +223,7 @@ class HubLink:
         """Keep one call open on a connection. When it is the connection that has failed, the trouble is another's."""
         while True:
             began = trio.current_time()
+            trouble.begin()
             try:
                 await use_call(connection)
                 return  # only a report ends well, when the agent stops

@@ -76,6 +76,25 @@ _RecordMessage = TypeVar("_RecordMessage", ReportFederationRequest, FederationBr
 _Message = TypeVar("_Message", bound=betterproto2.Message)
 
 
+class _Part(NamedTuple):
+    """Some of the records of a message, and what they come from."""
+
+    items: Sequence[Any]
+    origins: Sequence[Any]
+
+
+def parts_of(message: RecordMessage, most: int) -> Iterator[RecordMessage]:
+    """A report in parts of at most so many records, in their order; itself, where it has no more.
+
+    Every part has the origin of the report's cluster, which is the first row. What else there is among the rows, of
+    which a report has no use, is in the first part only."""
+    if len(message.items) <= most:
+        yield message
+        return
+    for start in range(0, len(message.items), most):
+        yield _Part(message.items[start : start + most], message.origins[:1] if start else message.origins)
+
+
 class Received(NamedTuple):
     """What a message of a peer said: the changes in its order, and what of it was refused, and why."""
 

@@ -3,6 +3,8 @@ the order in which identities began to wait."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -34,7 +36,8 @@ class OutboxMachine(RuleBasedStateMachine):
     def offer(self, batch: list[Change], for_many: bool) -> None:
         """Newer changes replace older ones of the same identity, which keep their turn."""
         if for_many:
-            self.outbox.offer_newest(newest(batch), len(batch))
+            batch = [change for change in batch if cluster_of(change) == "east"]
+            self.outbox.offer_newest("east", newest(batch), len(batch))
         else:
             self.outbox.offer(iter(batch))
         self.offered += batch
@@ -45,10 +48,20 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 6))
     def take(self, most: int) -> None:
-        """Those that have waited longest come first, each in its newest form."""
-        due, self.order = self.order[:most], self.order[most:]
-        assert self.outbox.take(most) == [self.newest.pop(identity) for identity in due]
-        self.gone += len(due)
+        """Of each cluster those that have waited longest come first, each in its newest form; and none takes another's
+        share."""
+        taken = self.outbox.take(most)
+        assert len(taken) == min(most, len(self.order))
+        clusters = {identity[0] for identity in self.order}
+        for cluster in clusters:
+            of_it = [change for change in taken if cluster_of(change) == cluster]
+            waited = [identity for identity in self.order if identity[0] == cluster]
+            assert of_it == [self.newest[identity] for identity in waited[: len(of_it)]]
+            assert len(of_it) >= min(len(waited), most // len(clusters))
+        for change in taken:
+            self.order.remove(change.identity)
+            del self.newest[change.identity]
+        self.gone += len(taken)
 
     @rule()
     def clear(self) -> None:
@@ -71,15 +84,26 @@ TestOutbox = OutboxMachine.TestCase
 
 @given(st.lists(changes, min_size=1, max_size=30), st.integers(1, 5))
 def test_nothing_waits_for_ever_behind_what_keeps_changing(batch: list[Change], most: int) -> None:
-    """An identity that has waited is taken within as many steps as there are identities before it, however often the
-    others change meanwhile."""
+    """An identity that has waited is taken within as many turns of its cluster as there are identities of it before,
+    however often the others change meanwhile."""
     outbox = Outbox()
     outbox.offer(batch)
     waiting = {change.identity for change in batch}
-    for _ in range(-(-len(waiting) // most)):
+    by_cluster = Counter(identity[0] for identity in waiting)
+    for _ in range(max(by_cluster.values()) * -(-len(by_cluster) // most)):
         waiting -= {change.identity for change in outbox.take(most)}
         outbox.offer(change for change in batch if change.identity not in waiting)
     assert not waiting
+
+
+def test_one_that_says_much_does_not_hold_up_the_others() -> None:
+    """What the others say goes out with the next message, however much of the one waits."""
+    outbox = Outbox()
+    outbox.offer(Capacity("east", "ns", "env", f"p{number}") for number in range(10_000))
+    outbox.offer(Capacity(cluster, "ns", "env", "p") for cluster in ("north", "south", "west"))
+    taken = outbox.take(1000)
+    assert Counter(map(cluster_of, taken)) == {"east": 997, "north": 1, "south": 1, "west": 1}
+    assert len(outbox) == 9003
 
 
 @given(st.lists(changes))

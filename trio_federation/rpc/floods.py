@@ -46,7 +46,7 @@ MOST_EARNED: Final = 10_000
 #: life, and costs as much to read as one that carries nothing, so that a message in pieces of a byte is a flood as
 #: well. And it earns nothing when it is sent, or a peer that opens its window byte by byte would earn more than that
 #: costs it.
-SMALL: Final = 32
+SMALL: Final = 16
 #: Small DATA frames that are taken in a second, and ten times as many at once. Agents send 100 messages a second at
 #: most, unless the hub lets them send more, and hubs some thousand; behind a proxy many of them may share a connection.
 SMALL_RATE: Final = 2_000.0

@@ -8,7 +8,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import grpclib.server
@@ -17,9 +17,10 @@ import trio
 from grpclib.const import Cardinality
 from grpclib.const import Handler as MethodHandler
 from grpclib.events import _DispatchServerEvents
+from grpclib.metadata import Deadline
 from grpclib.protocol import Stream
 
-from trio_federation.errors import RpcError
+from trio_federation.errors import DeadlineExceeded, RpcError
 from trio_federation.pb.sandbox.sync.v1 import (
     FederationBroadcast,
     FederationServiceBase,
@@ -29,7 +30,14 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, to_error, to_status
 from trio_federation.rpc.codec import FederationCodec
-from trio_federation.rpc.transport import ConnectionSettings, Cut, Http2Connection, peer_name, reset_unfinished
+from trio_federation.rpc.transport import (
+    ConnectionSettings,
+    Cut,
+    Http2Connection,
+    LimitedStream,
+    peer_name,
+    reset_unfinished,
+)
 from trio_federation.tls import certificate_names
 from trio_federation.wire import EncodedBroadcast, ReceivedReport
 
@@ -100,6 +108,12 @@ class _IncomingCall(Generic[_Request, _Response]):
             if isinstance(value, str):
                 found.setdefault(key, value)
         return found
+
+    @property
+    def time_allowed(self) -> float:
+        """Seconds after which the caller wants the call to end, from its beginning; infinite where it does not say."""
+        stream = self._stream._stream
+        return stream.time_allowed if isinstance(stream, LimitedStream) else math.inf
 
     @property
     def last_received(self) -> float:
@@ -245,6 +259,14 @@ class _Handler(grpclib.server.Handler):
             release()
             reset_unfinished(stream)
 
+        # grpclib would have asyncio's loop keep something of every call until the moment that its caller has named,
+        # however distant, and however soon the call has ended. Trio forgets what is over.
+        with suppress(ValueError):  # one that cannot be read is grpclib's to answer
+            deadline = Deadline.from_headers(headers)
+            if deadline is not None:
+                assert isinstance(stream, LimitedStream)
+                stream.time_allowed = deadline.time_remaining()
+                headers = [pair for pair in headers if pair[0] != "grpc-timeout"]
         super().accept(stream, headers, release)
         self._tasks[stream].add_done_callback(finish)
 
@@ -297,7 +319,7 @@ class _Methods:
         if self._refusal is not None:
             raise to_status(self._refusal) from self._refusal
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        scope = trio.CancelScope()
+        scope = trio.CancelScope(deadline=trio.current_time() + call.time_allowed)
         self._nursery.start_soon(self._run, function, call, scope, future)
         try:
             await future
@@ -325,7 +347,9 @@ class _Methods:
                 log.exception("handler_failed_late", peer=self._peer)
         finally:
             if not future.done():
-                if scope.cancelled_caught or sys.exc_info()[0] is not None:
+                if scope.cancelled_caught:
+                    future.set_exception(DeadlineExceeded("the time that the caller has given this call is over"))
+                elif sys.exc_info()[0] is not None:
                     future.cancel()
                 else:
                     future.set_result(None)

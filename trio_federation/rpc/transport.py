@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import ssl
 import struct
 from collections import deque
@@ -124,11 +125,13 @@ class _Bytes(Buffer):
             self._ack_callback(size)
 
 
-class _LimitedStream(Stream):
+class LimitedStream(Stream):
     """A stream that refuses a message at its length prefix, before anything of it is read, and whose end is noticed by
     everybody who waits for something of it."""
 
     max_message = MAX_RECEIVE
+    #: seconds that a call may take, from its beginning
+    time_allowed = math.inf
 
     def init_stream(self, stream_id: int, connection: Connection) -> None:
         super().init_stream(stream_id, connection)
@@ -200,7 +203,7 @@ class _Connection(Connection):
     def create_stream(self, *, stream_id: int | None = None, wrapper: Wrapper | None = None) -> Stream:
         if wrapper is not None:
             wrapper._tasks = _InOrder.fromkeys(wrapper._tasks)  # type: ignore[assignment]
-        stream = _LimitedStream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
+        stream = LimitedStream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
         stream.max_message = self.max_message
         return stream
 
@@ -469,38 +472,35 @@ class Http2Connection(asyncio.Transport):
     def _take(self, data: bytes) -> bool:
         try:
             self.protocol.data_received(data)
-        except FloodError as error:
-            self._ended(f"the peer sent {error}", Cut.FLOOD)
-            self._say_goodbye()
-            self.close()
-            return False
         except Exception as error:
             # h2 and grpclib answer some forms of nonsense with whatever exception they hit first.
-            if self.protocol.h2.incoming_buffer._data.startswith(b"HTTP/"):
+            if isinstance(error, FloodError):
+                self._ended(f"the peer sent {error}", Cut.FLOOD)
+            elif self.protocol.h2.incoming_buffer._data.startswith(b"HTTP/"):
                 self._ended("the other side speaks HTTP/1: not a gRPC endpoint?", Cut.PROTOCOL)
             else:
                 self._ended(f"the peer broke HTTP/2: {type(error).__name__}: {one_line(str(error))}", Cut.PROTOCOL)
-            self._say_goodbye()
+            self._say_goodbye(getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR))
             self.close()
             return False
         return True
 
-    def say_goodbye(self, reason: str, cut: Cut | None = None, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+    def say_goodbye(self, reason: str, cut: Cut | None = None) -> None:
         """End the connection, and tell the peer why, in the words that come with HTTP/2's GOAWAY. `cut`: what the peer
-        has done, where it is because of that; `code`: HTTP/2's name for it."""
+        has done, where it is because of that."""
         if not self._closing:
             h2 = self.protocol.h2
             if h2.state_machine.state is not ConnectionState.CLOSED:
-                h2.close_connection(code, additional_data=reason.encode("utf-8")[:MAX_REASON])
+                h2.close_connection(ErrorCodes.NO_ERROR, additional_data=reason.encode("utf-8")[:MAX_REASON])
                 self.protocol.connection.flush()
             self._ended(reason, cut)
             self.close()
 
-    def _say_goodbye(self) -> None:
-        """Tell a peer that has broken the protocol; h2 may have done so itself."""
+    def _say_goodbye(self, code: ErrorCodes) -> None:
+        """Tell a peer that has broken the protocol, and how; h2 may have done so itself."""
         h2 = self.protocol.h2
         if h2.state_machine.state is not ConnectionState.CLOSED:
-            h2.close_connection(ErrorCodes.PROTOCOL_ERROR)
+            h2.close_connection(code)
         self.protocol.connection.flush()
 
     async def _write_all(self) -> None:
