@@ -162,16 +162,15 @@ async def test_a_rival_is_left_alone_and_named(strike: Strike, party: str, envs:
         assert mirror.writes("e")[counted:] == []
 
 
-@pytest.mark.slow
-async def test_a_controller_that_replaces_the_list_every_ten_seconds(envs: Written) -> None:
+async def test_a_controller_that_replaces_the_list_every_few_seconds(envs: Written) -> None:
     """It is written against once, and never again; what it has is as it has left it."""
     await do(envs.make, "e")
-    async with mirroring(envs, env_interval=5.0) as mirror:
+    async with mirroring(envs, env_interval=1.0) as mirror:
         await mirror.show(pool("e", "east", idle=1))
         await mirror.until_shown(envs, "e", {"east": {"p": 1}})
         began = trio.current_time()
         for number in range(4):
-            await trio.sleep_until(began + 10.0 * number)
+            await trio.sleep_until(began + 3.0 * number)
             await do(replace_the_list, envs, number)
             await mirror.show(pool("e", "east", idle=number))
         await mirror.until_quiet(0.5)
@@ -629,11 +628,16 @@ async def test_an_answer_that_is_lost_is_no_rival(envs: Written) -> None:
 # The server dies, or falls silent
 
 
-@pytest.mark.parametrize("down", [2.0, pytest.param(60.0, marks=pytest.mark.slow)], ids=["seconds", "a-minute"])
-async def test_a_server_that_is_killed_and_comes_back(down: float, envs: Written) -> None:
-    """What has changed meanwhile is shown then, and nothing that was old before."""
+@pytest.mark.parametrize("down, hurry", [(2.0, 1.0), (6.0, 10.0)], ids=["seconds", "a-minute-ten-times-as-fast"])
+async def test_a_server_that_is_killed_and_comes_back(
+    down: float, hurry: float, envs: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has changed meanwhile is shown then, and nothing that was old before. Pauses are shorter by
+    `hurry`."""
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(mirror_module, name, getattr(mirror_module, name) / hurry)
     await do(envs.make, "e", "f")
-    async with mirroring(envs, ttl=max(120.0, 3 * down), refresh_interval="600s") as mirror:
+    async with mirroring(envs, refresh_interval="600s") as mirror:
         await mirror.show(pool("e", "east", idle=1), pool("f", "east", idle=1))
         for env in "ef":
             await mirror.until_shown(envs, env, {"east": {"p": 1}})
@@ -644,7 +648,7 @@ async def test_a_server_that_is_killed_and_comes_back(down: float, envs: Written
         await trio.sleep_until(killed + down)
         await mirror.show(pool("e", "east", idle=3), pool("f", "east", idle=1))
         # At the longest every 30 s, and half a second at first.
-        assert len(mirror.writes()) <= 2 + 3 + math.log2(down) + down / 15
+        assert len(mirror.writes()) <= 2 + 3 + math.log2(down * hurry) + down * hurry / 15
         await do(envs.server.start)
         await mirror.until_shown(envs, "e", {"east": {"p": 3}})
         await mirror.until(lambda: not mirror.troubles)
