@@ -26,6 +26,13 @@ _SUMMED = ("failures?", "for_seconds?")
 #: By the process's parts, and there by name.
 EVENTS: dict[str, dict[str, Event]] = {
     "The process": {
+        "log_lines_lost": Event(
+            "error",
+            "So many lines before this one could not be written, and are lost; nothing else is. They are counted in "
+            "`trio_federation_log_lines_lost_total`.",
+            ("lines", "error"),
+            "See the error: a full disk, or a reader of the log that has gone.",
+        ),
         "started": Event(
             "info",
             "Everything that the configuration asks for runs, on these ports.",

@@ -1,9 +1,10 @@
 """How the process logs: structlog set up once from `[log]`, key by key, as JSON for machines or readable on a terminal,
-with what libraries log through the standard library in the same form. What is logged, and when, is each room's own
-business."""
+with what libraries log through the standard library in the same form. A line that cannot be written is lost, and
+counted. What is logged, and when, is each room's own business."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -21,6 +22,8 @@ ROOT = "trio_federation"
 
 #: What is shown for a secret that somebody logs.
 MASK = "***"
+
+log = structlog.get_logger("trio_federation.logs")
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -46,7 +49,9 @@ def configure(log: Log, stream: TextIO | None = None) -> None:
     """Log to `stream` (None: standard error) from now on, in the level and format of `log`; a later call replaces it.
     Colours are for terminals only, and not for those that cannot show them, or whose NO_COLOR is set.
 
-    Libraries are heard from warnings upwards, or from `log.level` where that is higher."""
+    Libraries are heard from warnings upwards, or from `log.level` where that is higher. A line that `stream` does not
+    take, as on a full disk, is lost, and nothing else happens; the first that it takes again comes after one that tells
+    how many were lost."""
     stream = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[log.level.upper()]
     readable = log.format == "console" or (log.format == "auto" and stream is not None and stream.isatty())
@@ -81,7 +86,7 @@ def configure(log: Log, stream: TextIO | None = None) -> None:
         cache_logger_on_first_use=False,
     )
     # A process may have been started without a standard error: nobody listens then.
-    handler = logging.StreamHandler(stream) if stream is not None else logging.NullHandler()
+    handler: logging.Handler = _Lines(stream) if stream is not None else logging.NullHandler()
     handler.set_name(ROOT)
     handler.setFormatter(formatter)
     libraries = max(level, logging.WARNING)
@@ -93,6 +98,93 @@ def configure(log: Log, stream: TextIO | None = None) -> None:
     root.addHandler(handler)
     root.setLevel(libraries)
     logging.getLogger(ROOT).setLevel(level)
+
+
+class _Losses:
+    """What could not be written since the process started: each line once, however the log was set up since."""
+
+    lines = 0
+
+
+def lines_lost() -> int:
+    """Lines of the log that could not be written since the process started."""
+    return _Losses.lines
+
+
+class _Lines(logging.Handler):
+    """Writes lines to a stream, and goes on without those that it does not take.
+
+    Where the stream has a file descriptor, lines go past its buffer: what stays in that after a failure would come out
+    later, in pieces, and Python ends with an exit code of its own while it is there."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        #: lines that were lost since the last one that was written, and why the last of them was
+        self._lost = 0
+        self._reason = ""
+        #: whether the last line was written in part, and what comes next has to begin a new one
+        self._torn = False
+        #: whether what comes now is the line that tells of lost ones, and whether that was written
+        self._is_telling = False
+        self._is_taken = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or count it."""
+        try:
+            line = self.format(record)
+        except Exception:  # a fault of the code that logs; logging tells of it as of any
+            self.handleError(record)
+            return
+        if self._is_telling:
+            self._is_taken = self._takes(line)
+            return
+        if self._lost:
+            self._tell_lost()
+        # A line does not come before one that tells what is missing in front of it.
+        if self._lost or not self._takes(line):
+            self._lost += 1
+            _Losses.lines += 1
+
+    def _tell_lost(self) -> None:
+        """Have the line written that tells of those that were lost. It comes back to `emit`, as any does, in the midst
+        of this call."""
+        self._is_telling, self._is_taken = True, True
+        try:
+            log.error("log_lines_lost", lines=self._lost, error=self._reason)
+        finally:
+            self._is_telling = False
+        if self._is_taken:
+            self._lost = 0
+
+    def _takes(self, line: str) -> bool:
+        """Write a line; whether the stream has taken it."""
+        try:
+            self._write(f"{line}\n")
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
+            self._reason = (getattr(error, "strerror", None) or str(error)).lower()
+            return False
+        return True
+
+    def _write(self, text: str) -> None:
+        try:
+            descriptor = self._stream.fileno()
+        except (AttributeError, io.UnsupportedOperation):  # one in memory
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        data = text.encode(getattr(self._stream, "encoding", None) or "utf-8", "backslashreplace")
+        if self._torn:
+            data = b"\n" + data
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+        except OSError:
+            if written < len(data) - 1:  # else only the end of the line is missing, which comes with the next one
+                raise
+        finally:
+            self._torn = self._torn if not written else written < len(data)
 
 
 def _shows_colours(stream: TextIO | None) -> bool:

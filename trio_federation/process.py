@@ -22,6 +22,7 @@ from trio_federation.config import Config, PluginTable
 from trio_federation.errors import ConfigurationError
 from trio_federation.hub import Hub
 from trio_federation.keyring import Keyring
+from trio_federation.logs import lines_lost
 from trio_federation.metrics import FederationMetrics
 from trio_federation.plugins import PluginManager, table_name
 from trio_federation.rpc import Dialer, open_listeners, tcp_dialer
@@ -102,6 +103,7 @@ async def run(
         trio=version("trio"),
         grpclib=version("grpclib"),
     )
+    metrics.log_lines(lines_lost)
     for info in plugins.plugins:
         metrics.plugin_failures(info.name, f"{info.distribution} {info.version}".rstrip(), len(info.failures))
     agent = _make_agent(config, plugins, generator, metrics, keyring) if config.has_agent else None

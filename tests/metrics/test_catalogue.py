@@ -51,6 +51,7 @@ RECORDED: dict[str, Callable[[FederationMetrics], object]] = {
     "certificate_expires": lambda m: m.certificate_expires("hub.tls.cert_file", NOW),
     "reload_begins": lambda m: m.reload_begins("hub.tls"),
     "reloaded": lambda m: m.reloaded("hub.tls", "ok"),
+    "log_lines": lambda m: m.log_lines(lambda: 1),
     "queue": lambda m: m.queue("q", lambda: 1, lambda: 2),
     "plugin_failures": lambda m: m.plugin_failures("pools", "acme-pools 1.0", 2),
     "build": lambda m: m.build("0.1.0", python="3.11.7", trio="0.35.0", grpclib="0.4.9"),

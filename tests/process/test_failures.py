@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
+import trio
 
-from tests.process.running import COMMAND, Program, agent_file, hub_file, run_all
+from tests.process.running import COMMAND, Program, agent_file, hub_file, run_all, start, start_any
 
 #: Runs the command line with something in it replaced first, as `python -c`; the arguments are the command's own.
 _DRIVER = """
@@ -70,63 +72,147 @@ Agent._feed_registry = broken
     assert ended.output == ""
 
 
-@pytest.mark.parametrize("first, second", [("Unavailable", "TypeError"), ("TypeError", "Unavailable")])
-async def test_a_bug_beside_a_lost_connection_is_not_taken_for_one(tmp_path: Path, first: str, second: str) -> None:
-    """Known failure C24 (3): both come in one tick, in one nursery, and both are told."""
-    patch = f"""
+#: For a patch: `fail` raises one error, or several in one tick, each in a task of a nursery; a tuple is one in that.
+_TOGETHER = """
 from trio_federation.errors import Unavailable
 from trio_federation.link import HubLink
-from trio_federation.rpc import tcp_dialer
-import trio_federation.process
+from trio_federation.hub import Hub
 
-async def fail(error):
-    raise error
-
-async def report(self, connection):
+async def fail(*errors):
+    if len(errors) == 1 and not isinstance(errors[0], tuple):
+        raise errors[0]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fail, {first}("came together"))
-        nursery.start_soon(fail, {second}("came together"))
+        for error in errors:
+            nursery.start_soon(fail, *(error if isinstance(error, tuple) else (error,)))
+"""
+
+
+@asynccontextmanager
+async def speaking() -> AsyncIterator[int]:
+    """The port of something that begins to speak as a hub does, which is when agents open calls, and says no more."""
+
+    async def greet(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(bytes.fromhex("000000040000000000"))
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, greet, [listener])
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_bug_beside_a_lost_connection_is_not_taken_for_one(tmp_path: Path) -> None:
+    """Known failure C24 (3): both come in one tick, in one nursery, or in nurseries in it, and both are told."""
+    shapes = {
+        "first": 'Unavailable("came together"), TypeError("came together")',
+        "second": 'TypeError("came together"), Unavailable("came together")',
+        "deep": 'Unavailable("came together"), (Unavailable("deep"), (TypeError("came together"), Unavailable("x")))',
+    }
+    commands: dict[str, list[str | Path]] = {}
+    async with speaking() as port:
+        for name, errors in shapes.items():
+            patch = f"""{_TOGETHER}
+async def report(self, connection):
+    await fail({errors})
 HubLink._report = report
 HubLink._watch = lambda self, connection: trio.sleep_forever()
 """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = agent_file(tmp_path / "west.toml", "west", {"west": 1}, hub_port=listener.getsockname()[1], secret="s")
-        ended = await run_patched(patch, "run", config)
-    assert ended.process.returncode == 1
-    said = "\n".join(ended.lines)
-    assert "errors.Unavailable: came together" in said
-    assert "TypeError: came together" in said
-    assert said.count("in fail\n") == 2
+            config = agent_file(tmp_path / f"{name}.toml", name, {name: 1}, hub_port=port, secret="s")
+            commands[name] = with_patch(patch, "run", config)
+        ended = await run_all(**commands)
+    for name, each in ended.items():
+        assert each.process.returncode == 1, name
+        said = "\n".join(each.lines)
+        assert "errors.Unavailable: came together" in said
+        assert "TypeError: came together" in said
+        assert said.count("in fail\n") >= 2
 
 
 async def test_lost_connections_alone_end_nothing(tmp_path: Path) -> None:
-    """C24 (1) and (2): one alone, and two in one tick, are tried again; the patch ends the process at the third."""
-    patch = """
-from trio_federation.errors import Unavailable
-from trio_federation.link import HubLink
+    """C24 (1) and (2): one alone, two in one tick, and groups in groups are tried again, of either call; the patch ends
+    the process after that."""
+    patch = f"""{_TOGETHER}
+def gone():
+    return Unavailable("gone", peer="hub")
 
-tries = []
-async def fail():
-    raise Unavailable("gone", peer="hub")
+shapes = [[gone()], [gone(), gone()], [(gone(), gone())], [gone(), (gone(), (gone(), gone()))]]
+async def use(tries):
+    if not tries:
+        await trio.sleep_forever()
+    await fail(*tries.pop(0))
 
+reports, watches = list(shapes), list(shapes)
 async def report(self, connection):
-    tries.append(1)
-    if len(tries) == 1:
-        await fail()
-    if len(tries) == 2:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail)
-            nursery.start_soon(fail)
-    raise ZeroDivisionError("third try")
+    if not reports and not watches:
+        raise ZeroDivisionError("all were tried")
+    await use(reports + [[gone()]] * 1000 if not reports else reports)
 HubLink._report = report
-HubLink._watch = lambda self, connection: trio.sleep_forever()
+HubLink._watch = lambda self, connection: use(watches)
+from trio_federation.link import _Trouble
+delay = _Trouble.delay
+_Trouble.delay = lambda *arguments: min(delay(*arguments), 0.1)
 """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = agent_file(tmp_path / "west.toml", "west", {"west": 1}, hub_port=listener.getsockname()[1], secret="s")
+    async with speaking() as port:
+        config = agent_file(tmp_path / "west.toml", "west", {"west": 1}, hub_port=port, secret="s")
         ended = await run_patched(patch, "run", config)
     assert ended.process.returncode == 1
-    assert [event["error"] for event in ended.events("hub_failed", call="report")] == ["gone"] * 2
-    assert "ZeroDivisionError: third try" in "\n".join(ended.lines)
+    for call in ("report", "watch"):
+        errors = [event["error"] for event in ended.events("hub_failed", call=call)]
+        assert len(errors) >= 4
+        assert set(errors) == {"gone"}
+    assert ended.events("hub_failed", call="connection") == []
+    assert "ZeroDivisionError: all were tried" in "\n".join(ended.lines)
+
+
+async def test_both_calls_that_fail_in_one_tick_with_their_connection_end_nothing(tmp_path: Path) -> None:
+    """C24 (2), where the nursery that gets both is the connection's own."""
+    patch = f"""{_TOGETHER}
+tries = []
+both = trio.Event()
+async def use(self, connection):
+    tries.append(connection)
+    if len(tries) > 6:
+        raise ZeroDivisionError("all were tried")
+    if len(tries) % 2:
+        await both.wait()
+    else:
+        both.set()
+        globals()["both"] = trio.Event()
+    connection.transport.abort("cut")
+    raise Unavailable("gone", peer="hub")
+HubLink._report = HubLink._watch = use
+"""
+    async with speaking() as port:
+        config = agent_file(tmp_path / "west.toml", "west", {"west": 1}, hub_port=port, secret="s")
+        ended = await run_patched(patch, "run", config)
+    assert ended.process.returncode == 1
+    assert len(ended.events("hub_failed", call="connection")) == 3
+    assert "ZeroDivisionError: all were tried" in "\n".join(ended.lines)
+
+
+async def test_errors_together_in_a_hubs_call_end_that_call_and_are_told(nursery: trio.Nursery, tmp_path: Path) -> None:
+    """C24 on the other side: the hub goes on, and so does the agent, which tries again."""
+    patch = f"""{_TOGETHER}
+rest = Hub._report
+shapes = [[Unavailable("came together"), (TypeError("came together"), Unavailable("deep"))], [Unavailable("alone")]]
+async def report(self, call):
+    if shapes:
+        await fail(*shapes.pop(0))
+    await rest(self, call)
+Hub._report = report
+"""
+    hub = await start_any(nursery, *with_patch(patch, "run", hub_file(tmp_path / "hub.toml", secret="s")))
+    await hub.started()
+    config = agent_file(tmp_path / "west.toml", "west", {"west": 1}, hub_port=hub.hub_port, secret="s")
+    west = await start(nursery, "run", config)
+    await west.event("hub_failed", call="report", number=2)
+    await hub.event("reporter_came", cluster="west")
+    told = [line for line in hub.lines if "TypeError: came together" in line]
+    assert len(told) == 1
+    assert await west.stop() == 0
+    assert await hub.stop() == 0
 
 
 async def test_nothing_is_opened_for_a_file_with_faults(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ async def test_an_agent_stops_in_time_while_it_cannot_send(nursery: trio.Nursery
     async with listeners[0]:
         with trio.fail_after(PATIENCE):
             stream = await listeners[0].accept()
+            await stream.send_all(bytes.fromhex("000000040000000000"))  # settings, with which a hub begins
             taken = 0
             while taken < 64 * 1024:
                 taken += len(await stream.receive_some())

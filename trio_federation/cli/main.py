@@ -8,12 +8,13 @@ import importlib
 import os
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 import click
 
+from trio_federation.cli.signals import signals_end
 from trio_federation.errors import ConfigurationError, FederationError
 
 FAILED = 1
@@ -38,7 +39,9 @@ class _Later(click.Command):
 
     def load(self) -> click.Command:
         """The command itself."""
-        command = getattr(importlib.import_module(f"trio_federation.cli.{self.name}"), str(self.name))
+        # A process that is told to end before it has begun to run anything has nothing to undo.
+        with signals_end() if self.name == "run" else nullcontext():
+            command = getattr(importlib.import_module(f"trio_federation.cli.{self.name}"), str(self.name))
         assert isinstance(command, click.Command)
         return command
 

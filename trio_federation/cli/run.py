@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 from functools import partial
 
 import click
@@ -10,7 +12,7 @@ import trio
 
 from trio_federation import logs, process
 from trio_federation.cli.memory import forbid_core_dumps
-from trio_federation.cli.signals import signals_cancel
+from trio_federation.cli.signals import signals_cancel, signals_end
 from trio_federation.clock import BootClock
 from trio_federation.config import Config, load
 from trio_federation.errors import FederationError
@@ -23,18 +25,33 @@ def run(config: str) -> None:
     """Run the agent, the hub, or both, that the file CONFIG sets up.
 
     Ends with exit code 0 on SIGTERM or SIGINT, after withdrawing what the agent has reported."""
-    forbid_core_dumps()
-    plugins = PluginManager.load()
-    loaded = load(config, os.environ, plugins.faults_of_the_file)
-    logs.configure(loaded.log)
-    try:
-        trio.run(partial(run_until_signal, loaded, plugins), clock=BootClock())
-    except (KeyboardInterrupt, BaseExceptionGroup) as error:
-        if not _only_interrupts(error):
-            raise
-        # Ctrl-C is a signal that is taken care of.
-        text = "ended by a KeyboardInterrupt that no signal has brought, but a plugin, for instance"
-        raise FederationError(f"{text}; `trio-federation --verbose run` shows from where") from error
+    # From the first moment: a signal that comes while plugins and files are read ends well, too.
+    with signals_end():
+        forbid_core_dumps()
+        plugins = PluginManager.load()
+        loaded = load(config, os.environ, plugins.faults_of_the_file)
+        logs.configure(loaded.log)
+        try:
+            trio.run(partial(run_until_signal, loaded, plugins), clock=BootClock())
+        except (KeyboardInterrupt, BaseExceptionGroup) as error:
+            if not _only_interrupts(error):
+                raise
+            # Ctrl-C is a signal that is taken care of.
+            text = "ended by a KeyboardInterrupt that no signal has brought, but a plugin, for instance"
+            raise FederationError(f"{text}; `trio-federation --verbose run` shows from where") from error
+        _drop_unwritten()
+
+
+def _drop_unwritten() -> None:
+    """Forget what a plugin has printed and no disk has taken: Python would try again at the very end, and make an exit
+    code of its own of that."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _only_interrupts(error: BaseException) -> bool:

@@ -401,6 +401,13 @@ RELOADS_TOTAL = Family(
     "says why.",
 )
 
+LOG_LINES_LOST_TOTAL = Family(
+    "trio_federation_log_lines_lost_total",
+    Kind.COUNTER,
+    (),
+    "Lines of the log that could not be written, on a full disk for instance.",
+    "`increase(trio_federation_log_lines_lost_total[10m]) > 0`: the log has holes; make room, or mend its reader.",
+)
 BUILD_INFO = Family(
     "trio_federation_build_info",
     Kind.INFO,
@@ -510,5 +517,9 @@ CATALOGUE = (
         "Of every process whose configuration names such files: certificates, keys, secrets, the deny list.",
         (CERTIFICATE_EXPIRES_TIMESTAMP_SECONDS, RELOADS_TOTAL),
     ),
-    Group("Build", "Which program this is, and for how long it runs.", (BUILD_INFO, PLUGIN_FAILURES, UPTIME_SECONDS)),
+    Group(
+        "Build",
+        "Which program this is, for how long it runs, and what of its log is missing.",
+        (BUILD_INFO, PLUGIN_FAILURES, UPTIME_SECONDS, LOG_LINES_LOST_TOTAL),
+    ),
 )

@@ -76,6 +76,7 @@ _AT_SCRAPE = (
     catalogue.QUEUE_DEPTH,
     catalogue.QUEUE_CONFLATIONS_TOTAL,
     catalogue.UPTIME_SECONDS,
+    catalogue.LOG_LINES_LOST_TOTAL,
 )
 
 
@@ -127,6 +128,7 @@ class FederationMetrics:
         self._outcomes_known = set(OUTCOMES)
         self._reserved: Callable[[], int] | None = None
         self._statuses = set(REFUSALS)
+        self._lines_lost: Callable[[], int] | None = None
         self._batches: dict[str, float] = {}
         self._collects: dict[str, float] = {}
         self._updates: dict[str, float] = {}
@@ -298,6 +300,10 @@ class FederationMetrics:
         """Count a batch of so many records and withdrawals that came from a hub at `now`, also one of none."""
         self._hub(hub).records_in.inc(records)
         self._batches[hub] = now
+
+    def log_lines(self, lost: Callable[[], int]) -> None:
+        """Say how to find out how many lines of the log could not be written; asked at each scrape."""
+        self._lines_lost = lost
 
     def hub_batch_wait(self, hub: str, seconds: float) -> None:
         """Note for how many seconds a message of a hub had waited on its way."""
@@ -531,6 +537,8 @@ class FederationMetrics:
         yield _at_scrape(catalogue.QUEUE_CONFLATIONS_TOTAL, conflated)
         if self._started_at is not None:
             yield _at_scrape(catalogue.UPTIME_SECONDS, [("", max(0.0, now - self._started_at))])
+        if self._lines_lost is not None:
+            yield _at_scrape(catalogue.LOG_LINES_LOST_TOTAL, [("", self._lines_lost())])
 
 
 def _bounded(seen: set[str], name: str, limit: int) -> str:
