@@ -58,6 +58,8 @@ _REPORT_WINDOW = 256 * 1024
 _MOST_TOLD = 1000
 #: Lines a second about those who have proven nothing, and ten times as many at once: they can cause any number.
 _STRANGERS_LINES = 2.0
+#: The same about who comes and goes: more than a fleet of thousands that is restarted causes.
+_CALLERS_LINES = 50.0
 #: Connections that are open at once only to be told that they are too many; others are closed without a word.
 _MOST_REFUSED = 64
 #: Seconds between warnings about addresses with too many connections.
@@ -215,6 +217,7 @@ class Hub:
         #: what was told of anybody else, the latest last
         self._told_of_strangers: dict[tuple[str, str], None] = {}
         self._lines_on_strangers = Allowance(_STRANGERS_LINES)
+        self._lines_on_callers = Allowance(_CALLERS_LINES)
         self._server = FederationServer(
             self._report,
             self._watch,
@@ -464,7 +467,7 @@ class Hub:
             said_goodbye = False
             try:
                 self._show_reporters()
-                log.info(
+                self._tell_of_callers(
                     "reporter_came",
                     cluster=caller.cluster_id,
                     instance=caller.instance,
@@ -506,7 +509,7 @@ class Hub:
                 replaced = not self._sessions.is_current(session)
                 self._sessions.close(session, self._clock(), said_goodbye=said_goodbye)
                 self._show_reporters()
-                log.info(
+                self._tell_of_callers(
                     "reporter_left",
                     cluster=caller.cluster_id,
                     peer=call.peer,
@@ -587,6 +590,11 @@ class Hub:
             if self._first_time(cluster_id, reason):
                 log.warning("policy_breach", cluster=cluster_id, reason=reason, detail=breach.detail, told="once")
 
+    def _tell_of_callers(self, event: str, **details: object) -> None:
+        """Say who comes and goes; of more than anybody can read, the rest only to who wants to read everything."""
+        tell = log.info if self._lines_on_callers.take(1, self._clock()) else log.debug
+        tell(event, **details)
+
     def _first_time(self, cluster_id: str, what: str) -> bool:
         """Whether something about a cluster is told for the first time; bounded, as ids may be anything where they are
         not proven."""
@@ -619,7 +627,9 @@ class Hub:
             self._watchers[watcher] = None
             watcher.offer(self._everything())
             self.metrics.watchers(len(self._watchers))
-            log.info("watcher_came", cluster=caller.cluster_id, peer=call.peer, credential=caller.credential)
+            self._tell_of_callers(
+                "watcher_came", cluster=caller.cluster_id, peer=call.peer, credential=caller.credential
+            )
             try:
                 beat = max(_QUICKEST_BEAT, request.beat_ms / 1000) if request.beat_ms else math.inf
                 # When we heard the watcher first, for its first message.
@@ -644,7 +654,9 @@ class Hub:
                 del self._watchers[watcher]
                 self._conflated += watcher.outbox.conflated
                 self.metrics.watchers(len(self._watchers))
-                log.info("watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated)
+                self._tell_of_callers(
+                    "watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated
+                )
 
     async def _send(self, call: IncomingWatch, message: EncodedBroadcast, now: float, opened_us: int) -> None:
         """Send a message whose ages are those of `now`; what it waits from here on, the watcher finds out. Ends a watch

@@ -16,7 +16,7 @@ ROOT = Path(trio_federation.__file__).parent
 LEVELS = ("debug", "info", "warning", "error")
 #: the events that are decided on in one place and logged in another: the function's name, and where the event stands
 #: among its arguments
-TELLERS = {"tell_failure": 2, "_tell": 0, "tell": 0}
+TELLERS = {"_tell_of_callers": 0, "tell_failure": 2, "_tell": 0, "tell": 0}
 
 
 class Call(NamedTuple):
