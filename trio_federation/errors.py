@@ -67,6 +67,11 @@ class DeadlineExceeded(Unavailable):
     status = "DEADLINE_EXCEEDED"
 
 
+class Late(Unavailable):
+    """What the peer tells was on its way for so long that none of it counts any more. Only another connection helps,
+    where nothing waits yet."""
+
+
 class Unauthenticated(RpcError):
     """The credential is missing, malformed or wrong."""
 

@@ -25,7 +25,7 @@ from trio_federation.capacity import Capacity, Change, Fault, Identity, Withdraw
 from trio_federation.clock import Clock, trio_clock
 from trio_federation.config import HubSettings
 from trio_federation.credentials import without_macs
-from trio_federation.errors import AlreadyExists, DeadlineExceeded, ResourceExhausted, RpcError, Unavailable
+from trio_federation.errors import AlreadyExists, DeadlineExceeded, Late, ResourceExhausted, RpcError, Unavailable
 from trio_federation.identity import CLUSTER_KEY, Caller, Part, Trusted, denied_error, identify, is_denied, mixed_up
 from trio_federation.limits import Allowance, Limiter
 from trio_federation.metrics import FederationMetrics
@@ -490,10 +490,11 @@ class Hub:
                         raise _replaced(caller.cluster_id)
                     waited = waits.waited(message.sent_us, message.opened_us, now)
                     if waited >= self.settings.ttl:
-                        raise Unavailable(
-                            f"what this call tells is {waited:.0f} s on its way, and counts for "
-                            f"{self.settings.ttl:g} s only; open it again"
+                        late = Late(
+                            f"what you tell is {waited:.0f} s on its way, and counts for {self.settings.ttl:g} s only"
                         )
+                        call.end_connection(late.message, Cut.LATE)
+                        raise late
                     for part in parts_of(message, TAKEN_AT_ONCE):
                         self._take(caller.cluster_id, policy, part, now, waited)
                         if part is not message:
@@ -620,6 +621,7 @@ class Hub:
         with self._serving(call) as served:
             caller = served.caller
             request = await self._first_message(call.request)
+            heard = self._clock()
             self._limiter.message(caller.cluster_id, 0, self._clock())
             policy = self._policies.of(caller.cluster_id)
             watcher = _Watcher(caller.cluster_id, policy, spares_own=request.spare_own_cluster)
@@ -631,10 +633,9 @@ class Hub:
                 "watcher_came", cluster=caller.cluster_id, peer=call.peer, credential=caller.credential
             )
             try:
-                beat = max(_QUICKEST_BEAT, request.beat_ms / 1000) if request.beat_ms else math.inf
                 # When we heard the watcher first, for its first message.
-                heard = self._clock() - (trio.current_time() - call.heard_at)
                 opened_us = microseconds(heard - self._began)
+                beat = max(_QUICKEST_BEAT, request.beat_ms / 1000) if request.beat_ms else math.inf
                 if not watcher.outbox:
                     # A snapshot all the same, so that the watcher knows that it has everything there is.
                     await self._send(call, EncodedBroadcast(), self._clock(), opened_us)

@@ -14,6 +14,7 @@ import trio
 from trio_federation.clock import Clock
 from trio_federation.errors import (
     AlreadyExists,
+    Late,
     PermissionDenied,
     RpcError,
     TooManyPings,
@@ -234,7 +235,7 @@ class HubLink:
                     self._stands_now(self._standing.refused if refused else self._standing.lost)
             finally:
                 self._show(trouble, False)
-            if connection.transport.is_closing():
+            if connection.transport.is_closing() or isinstance(failure, Late):
                 raise failure
             if isinstance(failure, Unauthenticated | PermissionDenied):
                 self._refused = failure

@@ -10,8 +10,8 @@ how much longer one took than the quickest so far. Two things are added to that:
 - What was quick before is forgotten slowly. Two clocks do not run equally fast; what counts as the quickest therefore
   grows by LEAK, which is more than clocks differ, and so nothing adds up. To forget the quickest after a fixed time
   instead would make a line that is slow for longer than that look quick again.
-- The first message has nothing to be compared with, and it is the one that may have lain in the buffers of a peer that
-  stood still when the connection was made. But the sender heard of the connection after its receiver had begun it, and
+- The first messages have nothing to be compared with, and they are those that may have lain in the buffers of a peer
+  that stood still when the call was made. But the sender first heard the receiver after that had begun to speak, and
   tells when, on its own clock. As if a message had been sent at the one moment and had arrived at the other, no message
   can have been quicker than that. This counts for a while; after that, it is the quickest message."""
 
@@ -20,9 +20,9 @@ from __future__ import annotations
 #: Seconds by which the quickest becomes slower in each second: five times what the worst clock is off that is still
 #: kept in time.
 LEAK = 0.001
-#: Seconds for which a call's messages are also held against the opening of their connection. Not for ever: what the
-#: opening took counts as a wait of every message meanwhile.
-OPENING_COUNTS_FOR = 60.0
+#: Seconds for which a call's messages are also held against its opening. What had piled up when the call began is read
+#: by then; and not for longer, as what the opening took counts as a wait of every message meanwhile.
+OPENING_COUNTS_FOR = 5.0
 #: Seconds below which a wait is none: ages travel in whole milliseconds.
 LEAST = 0.001
 
@@ -30,7 +30,8 @@ LEAST = 0.001
 class Waits:
     """The messages of one call, and how long each of them had waited.
 
-    `began`: when this side began the connection, in seconds on its clock, before anything was sent on it."""
+    `began`: when this side began to speak, in seconds on its clock: before it opened the call, or, of a call that the
+    other side has opened, before it sent anything on the connection."""
 
     __slots__ = ("_at", "_began", "_opening", "_opening_until", "_quickest")
 

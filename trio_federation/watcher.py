@@ -12,7 +12,7 @@ import trio
 
 from trio_federation.capacity import Change, Fault
 from trio_federation.clock import Clock
-from trio_federation.errors import Unavailable
+from trio_federation.errors import Late, Unavailable
 from trio_federation.outbox import without_cluster
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.rpc import WatchCall
@@ -32,8 +32,8 @@ class Watcher:
 
     `beat`: seconds without anything to tell after which a hub is asked for a sign of life on the call.
     `silence_limit`: seconds without one after which the call is given up, of a hub that is known to give them.
-    `ttl`: seconds that a broadcast may have waited on its way; after that nothing in it counts any more, and the call
-    has so much waiting on its way that a new one is quicker."""
+    `ttl`: seconds that a broadcast may have waited on its way; after that nothing in it counts any more, and a new
+    connection is quicker."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Watcher:
                 wait = waits.waited(broadcast.sent_us, broadcast.opened_us, now)
                 waited(wait)
                 if wait >= self._ttl:
-                    raise Unavailable(
+                    raise Late(
                         f"what the hub tells is {wait:.0f} s on its way, and counts for {self._ttl:g} s only",
                         peer=call.peer,
                     )

@@ -36,7 +36,7 @@ from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trio_federation.errors import FederationError
 from trio_federation.tls import HandshakeFailed, shake_hands
@@ -142,9 +142,23 @@ class _Connections:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             connection.time_left.deadline = trio.current_time() + self._request_timeout
             connection.answering += 1
+            broken: Exception | None = None
+
+            async def send_on(message: Message) -> None:
+                nonlocal broken
+                try:
+                    await send(message)
+                except Exception as error:
+                    broken = error
+                    raise
+
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, send_on)
             except Exception as error:
+                if broken is not None:
+                    # The client has broken HTTP in the middle of the answer. Any client can, and often.
+                    log.debug("http_connection_failed", server=self._section, error=repr(broken), exc_info=broken)
+                    return
                 # Left to hypercorn, it would be told without a name. The client gets 500, or the end of the connection.
                 log.error("http_answer_failed", server=self._section, path=scope.get("path"), exc_info=error)
             finally:
@@ -162,7 +176,7 @@ class _Connections:
                     # where an answer ends.
                     spoken = trio.SSLStream(stream, self._tls(), server_side=True, https_compatible=True)
                     await shake_hands(spoken, within=self._config.keep_alive_timeout)
-                await TCPServer(wrapped, self._config, self._context, state, spoken).run()
+                await _Server(wrapped, self._config, self._context, state, spoken).run()
                 nursery.cancel_scope.cancel()
         except* HandshakeFailed as failed:
             # Scanners do it, and clients that do not trust the certificate: nothing is wrong with us.
@@ -194,6 +208,19 @@ class _Connections:
         )
         self._warned_at = trio.current_time()
         self._not_warned = 0
+
+
+class _Server(TCPServer):
+    """hypercorn's, which would end a connection that has broken HTTP while the application begins to answer, and have
+    either fail for the other."""
+
+    async def _close(self) -> None:
+        if self.send_lock.locked():
+            # The other side takes no more of what is being sent, or not soon enough.
+            await self.stream.aclose()
+            return
+        async with self.send_lock:
+            await super()._close()
 
 
 async def _guard(stream: trio.SocketStream, time_left: trio.CancelScope, connection: trio.CancelScope) -> None:

@@ -359,7 +359,7 @@ HUB_CONNECTIONS_CUT_TOTAL = Family(
     ("reason",),
     "Connections that this hub ended because of what their peer did: protocol (it broke HTTP/2, or does not speak it), "
     "flood (frames that carry nothing), silent (nothing for silence_limit), stalled (does not take what it is sent), "
-    "no_call (no call that was let in for first_message).",
+    "no_call (no call that was let in for first_message), late (what it tells was on its way for the whole ttl).",
     '`increase(trio_federation_hub_connections_cut_total{reason=~"protocol|flood"}[10m]) > 0` where nobody scans the '
     "port; silent and stalled for many agents at once: the network, or this hub itself. The log has the address.",
 )

@@ -66,11 +66,6 @@ class _Call(Generic[_Request, _Response]):
         return self._connection.peer
 
     @property
-    def began(self) -> float:
-        """trio's time at which the connection began, before anything was sent on it."""
-        return self._connection.transport.began
-
-    @property
     def heard_at(self) -> float | None:
         """trio's time at which anything of the hub came in on it first; None before."""
         return self._connection.transport.heard_at
@@ -139,6 +134,9 @@ class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):
 
 class WatchCall(_Call[WatchFederationRequest, ReceivedBroadcast]):
     """A running WatchFederation."""
+
+    #: trio's time before anything of it was sent
+    began: float
 
     async def receive(self) -> ReceivedBroadcast:
         """The next broadcast. Raises an RpcError when the call has failed or the hub has ended it."""
@@ -215,6 +213,7 @@ class HubConnection:
             metadata=self._metadata(),
         )
         call = WatchCall(self, stream)
+        call.began = trio.current_time()
         async with self._opened(call, stream):
             await call._run(stream.send_message(request, end=True))
             yield call

@@ -5,6 +5,7 @@ business."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from grpclib.const import Handler as MethodHandler
 from grpclib.events import _DispatchServerEvents
 from grpclib.metadata import Deadline
 from grpclib.protocol import Stream
+from h2.errors import ErrorCodes
 
 from trio_federation.errors import DeadlineExceeded, RpcError
 from trio_federation.pb.sandbox.sync.v1 import (
@@ -125,10 +127,9 @@ class _IncomingCall(Generic[_Request, _Response]):
         """trio's time at which the caller's connection began, before anything was sent on it."""
         return self._connection.began
 
-    @property
-    def heard_at(self) -> float:
-        """trio's time at which anything came in on it first."""
-        return self.began if self._connection.heard_at is None else self._connection.heard_at
+    def end_connection(self, reason: str, cut: Cut) -> None:
+        """End the caller's connection, with all calls on it, because of what it does, and tell it why."""
+        self._connection.say_goodbye(reason, cut)
 
     @contextmanager
     def let_in(self) -> Iterator[None]:
@@ -241,10 +242,43 @@ async def _end_soon(connection: Http2Connection, refusal: RpcError) -> None:
     connection.say_goodbye(refusal.message)
 
 
+#: what a request over HTTP/2 consists of beside its headers; the first may be left out
+_PARTS = [":authority", ":method", ":path", ":scheme"]
+#: headers that are about a connection, of which HTTP/2 has none
+_OF_CONNECTIONS = {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"}
+
+
+def _is_malformed(headers: Sequence[tuple[str, str]]) -> bool:
+    """Whether this is no request (RFC 9113, 8.2 and 8.3), and ends its stream. h2's own check would end the connection,
+    without a reason, and also over a blank at the end of a credential, of which `identity.py` tells what is wrong."""
+    names = [name for name, _ in headers]
+    parts = [name for name in names if name.startswith(":")]
+    return (
+        names[: len(parts)] != parts
+        or sorted(parts) not in (_PARTS, _PARTS[1:])
+        or (":path", "") in headers
+        or any(name != name.lower() or name in _OF_CONNECTIONS for name in names)
+    )
+
+
+def _is_about_us(record: logging.LogRecord) -> bool:
+    """Whether a line of grpclib's is about our handlers. With "Server error" and a traceback it tells of requests that
+    it stumbled over, and of answers to peers that had broken the connection: any stranger can have it say so, as often
+    as they like."""
+    return record.msg != "Server error"
+
+
+logging.getLogger("grpclib.server").addFilter(_is_about_us)
+
+
 class _Handler(grpclib.server.Handler):
     """grpclib's, which starts a task per call, and here leaves nothing of a call behind."""
 
     def accept(self, stream: Stream, headers: Any, release_stream: Callable[[], Any]) -> None:
+        if _is_malformed(headers):
+            release_stream()
+            reset_unfinished(stream, ErrorCodes.PROTOCOL_ERROR)
+            return
         released = False
 
         def release() -> None:

@@ -330,6 +330,8 @@ class Cut(enum.StrEnum):
     STALLED = "stalled"
     #: it has no call that was let in
     NO_CALL = "no_call"
+    #: what it tells arrives when it has run out
+    LATE = "late"
 
 
 #: Told of bytes as they go out and come in: (sent, received).
@@ -583,13 +585,13 @@ def peer_name(stream: trio.abc.Stream) -> str:
     return getattr(inner, "name", "memory")
 
 
-def reset_unfinished(stream: Stream) -> None:
+def reset_unfinished(stream: Stream, code: ErrorCodes = ErrorCodes.INTERNAL_ERROR) -> None:
     """Reset a server's stream whose response has not ended, so that its caller does not wait for the rest."""
     if stream.closable:
         assert stream.id is not None
         state = stream._h2_connection.streams[stream.id].state_machine.state
         if state in (StreamState.OPEN, StreamState.HALF_CLOSED_REMOTE):
-            stream.reset_nowait(ErrorCodes.INTERNAL_ERROR)
+            stream.reset_nowait(code)
 
 
 def one_line(text: str, most: int = 500) -> str:

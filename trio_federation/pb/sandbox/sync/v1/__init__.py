@@ -151,8 +151,8 @@ class FederationBroadcast(betterproto2.Message):
 
     opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
     """
-    The same clock when the sender first heard the receiver on this connection; in the first message of a call. 0: not
-    said.
+    The same clock when the sender first heard the receiver, on this call or its connection; in the first message of a
+    call. 0: not said.
     """
 
 
@@ -186,8 +186,8 @@ class ReportFederationRequest(betterproto2.Message):
 
     opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
     """
-    The same clock when the sender first heard the receiver on this connection; in the first message of a call. 0: not
-    said.
+    The same clock when the sender first heard the receiver, on this call or its connection; in the first message of a
+    call. 0: not said.
     """
 
 
