@@ -42,7 +42,7 @@ INNER = {
     EventLog: {"listening"},
     Simulation: {"every_hub", "keep_looking", "tell_carried"},
     SimulatedCluster: {"carried", "filter_makers", "has_filters", "is_reporter", "sink_makers", "source_makers"},
-    Route: {"carried", "dialer", "longest_wait", "tell_carried"},
+    Route: {"carried", "dialer", "first_word", "longest_wait", "tell_carried"},
 }
 
 

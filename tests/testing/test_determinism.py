@@ -360,7 +360,9 @@ def watched_leaps(fed: Simulation) -> Iterator[list[str]]:
 
     def checked(seconds: float) -> None:
         # Nobody is about to do anything, and nothing happens before the moment that is leapt to.
-        links = [link for cluster in fed.clusters.values() for r in cluster.routes.values() for _, link in r._links]
+        links = [
+            each.link for cluster in fed.clusters.values() for r in cluster.routes.values() for each in r._connections
+        ]
         found.extend(unread(links, trio.current_time() + seconds))
         leap(seconds)
 

@@ -3,6 +3,7 @@ later; and tells how long it had what it carries."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from trio.testing import MockClock
 from trio_federation.errors import Unavailable
 from trio_federation.testing.network import Route
 from trio_federation.testing.records import sampled
+from trio_federation.waits import LEAK, LEAST
 
 
 class Listener:
@@ -261,6 +263,47 @@ async def test_the_longest_wait_is_of_what_was_read_since_a_moment(autojump_cloc
         *[2.0, 2.0, 0.5, 0.5, 0.0],
     ]
     assert world.route.longest_wait("to_cluster", since=0.0) == 0.0
+
+
+async def test_what_no_age_can_tell_of_a_wait(autojump_clock: MockClock) -> None:
+    """Nothing of it, within a minute of the connection; after that what the line takes anyway, and a millisecond of
+    each second in which a call may have been silent; all of it where no call is known."""
+    world = World()
+    opened_at = trio.current_time()
+    cluster = await world.route.dialer(world, lambda _: opened_at)()
+    hub = world.hub.streams[-1]
+    world.route.delay(1.0)
+    assert await travel(cluster, hub) == 1.0
+
+    def uncounted(since: float) -> float:
+        return world.route.longest_wait("to_hub", since=since, uncounted=True)
+
+    assert uncounted(0.0) == LEAST
+    await trio.sleep(99.0)
+    assert await travel(cluster, hub) == 1.0
+    assert uncounted(90.0) == 1.0
+    world.route.delay(4.0)
+    assert await travel(cluster, hub) == 4.0
+    # Slow for a hundred seconds, of which a tenth of a second is forgotten.
+    assert uncounted(104.0) == pytest.approx(1.0 + 105.0 * LEAK + LEAST)
+    assert world.route.longest_wait("to_hub", since=104.0) == 4.0
+    opened_at = math.inf
+    assert await travel(cluster, hub) == 4.0
+    assert uncounted(108.0) == 4.0
+
+
+async def test_the_first_word_on_a_connection_is_remembered(autojump_clock: MockClock) -> None:
+    """For as long as somebody may ask for it, also when the connection has ended."""
+    world = World()
+    world.route.delay(2.0)
+    cluster, hub = await world.connect()
+    assert await travel(cluster, hub) == 2.0
+    world.route.delay(3.0)
+    assert await travel(cluster, hub) == 3.0
+    ended_at = trio.current_time()
+    world.route.cut()
+    assert world.route.first_word("to_cluster", since=0.0) == 0.0
+    assert [world.route.first_word("to_hub", since=ended_at + each) for each in (0.0, 0.1)] == [2.0, 0.0]
 
 
 async def test_a_hub_that_is_down_refuses(autojump_clock: MockClock) -> None:

@@ -31,7 +31,7 @@ from trio_federation.router import Placed, Router
 from trio_federation.standing import Standing
 from trio_federation.testing.contexts import filter_context, sink_context, source_context
 from trio_federation.testing.eventlog import AgentNotes
-from trio_federation.testing.network import Route
+from trio_federation.testing.network import Direction, Route
 from trio_federation.testing.scripted import ScriptedSource, SourceFaults, SourceGate
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ class AgentProcess:
             sources={name: self._gated(name, make) for name, make in cluster.source_makers().items()},
             sinks=cluster.sink_makers(),
             filters=cluster.filter_makers(),
-            hubs={name: self._unless_dead(route.dialer(self)) for name, route in cluster.routes.items()},
+            hubs={
+                name: self._unless_dead(route.dialer(self, partial(self._open_since, name)))
+                for name, route in cluster.routes.items()
+            },
             credential=lambda: cluster.credential,
             renewals=lambda: cluster.renewals,
             clock=cluster.clock,
@@ -136,6 +139,15 @@ class AgentProcess:
         cluster = self.cluster
         said = partial(cluster.simulation.said, self)
         return lambda: SourceGate(name, make(), cluster.source_faults, said)
+
+    def _open_since(self, hub: str, direction: Direction) -> float:
+        """Trio's time since which its call is known to be open that carries records from or to a hub."""
+        what = "report" if direction == "to_hub" else "watch"
+        health = next((link.health for link in self.agent.links if link.name == hub), None)
+        if health is None or not health.is_up(what):
+            return math.inf
+        ago: float = health.shown(self.cluster.clock())["streams"][what]["since"]
+        return trio.current_time() - ago
 
     def _unless_dead(self, dial: Callable[[], Awaitable[trio.abc.Stream]]) -> Callable[[], Awaitable[trio.abc.Stream]]:
         async def dial_unless_dead() -> trio.abc.Stream:

@@ -9,8 +9,10 @@ otherwise every five seconds.
 Three things are allowed for, each of them here only, so that it can be taken back where it becomes untrue:
 
 - ages travel in whole milliseconds, rounded down at each of two hops (`ROUNDING`);
-- ages do not count the time for which the network has a record, delayed or held; how long that was is measured at each
-  link (`NetworkTime`);
+- of the time for which the network has a record, delayed or held, its age tells all but what no receiver can know: what
+  the quickest of its sender's messages took, once the opening of the connection does not count any more, and what was
+  forgotten of that since then (`waits.py`). How much that is follows from what was done to the network
+  (`Route.longest_wait`);
 - what an agent has left behind that died without a word is known until it is as old as the TTL.
 
 A cluster of the simulation is its agents and their sources. A test that speaks for such a cluster in another way, say
@@ -22,7 +24,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
 ROUNDING = 0.002 + 1e-6
 #: Seconds by which two moments on one clock may differ and be the same.
 _SAME = 1e-6
-#: Whether the time for which the network has a record is part of its age ("counted"), or not and so allowed for.
-NetworkTime: TypeAlias = Literal["allowed", "counted"]
 
 
 class InvariantBroken(AssertionError):
@@ -100,12 +100,7 @@ def every_invariant() -> list[Invariant]:
 
 class NothingOutlivesItsTtl(Invariant):
     """No record past its TTL is ever returned: by no query of a registry, and among no candidates of a router. By the
-    cluster's own clock; and by Trio's, counted from when the source has vouched for the record last.
-
-    `network`: whether the TTL is to count the time that the network had the record ("counted"), or starts after it."""
-
-    def __init__(self, *, network: NetworkTime = "allowed") -> None:
-        self.network = network
+    cluster's own clock; and by Trio's, counted from when the source has vouched for the record last."""
 
     def look(self) -> None:
         """Look at every registry that is due."""
@@ -159,12 +154,12 @@ class NothingOutlivesItsTtl(Invariant):
         if true_at is None:
             return  # which is AgesNeverShrink's to tell
         instance = None if record.origin is None else record.origin.instance
-        allowed = _allowed(view.observer.told_by.get((record.identity, instance)), self.network)
+        allowed = _allowed(view.observer.told_by.get((record.identity, instance)))
         if view.now - true_at > self._ttl + allowed:
             raise self.broken(
                 view.observer,
                 f"snapshot() has {_name(record)}, for which its source has vouched last at {self.ago(true_at)}, "
-                f"{view.now - true_at:.3f} s ago; the TTL is {self._ttl:g} s, and the network had it for {allowed:.3f}",
+                f"{view.now - true_at:.3f} s ago; the TTL is {self._ttl:g} s, and {allowed:.3f} s are allowed for",
             )
 
 
@@ -263,6 +258,7 @@ class NothingCountsTwice(Invariant):
         seen = {each.identity: value_of(each) for each in records if each.identity not in history.contested}
         # What is missing is told apart only where nothing may be: else the hub may have forgotten it, or hide it.
         within = _within(self.ways, history, observer)
+        excess = _excess(self.ways, history, observer)
         strict = self._hears(observer, history, within)
         now, ttl = observer.cluster.clock(), self.federation.settings.ttl
 
@@ -274,9 +270,9 @@ class NothingCountsTwice(Invariant):
                 if told is not None and now - told.observed_at > ttl:
                     return True
             if (fact := history.facts.get(identity)) is not None:
-                return not must_be_there(observer, fact, within)
+                return not must_be_there(observer, fact, within, excess)
             gone = history.gone.get(identity)
-            return gone is None or trio.current_time() - gone.true_at > ttl - ROUNDING
+            return gone is None or trio.current_time() - gone.true_at + excess > ttl - ROUNDING
 
         env = history.envs.get((records[0].namespace, records[0].env_name))
         if env is None or not env.was_ever(seen, may_be_missing):
@@ -298,15 +294,13 @@ class NothingCountsTwice(Invariant):
 
 class AgesNeverShrink(Invariant):
     """What is known of a cluster of the simulation, its sources have said. A record is never younger than it is: its
-    moment is no later than the one at which its source has vouched for it, but for rounding and for the time that the
-    network had it. And within one registry the same sample never gets younger.
+    moment is no later than the one at which its source has vouched for it, but for rounding and for what nobody can
+    know of the time that the network had it. And within one registry the same sample never gets younger.
 
-    `rounding`: seconds by which a record may look younger than it is. `network`: whether ages are to count the time
-    that the network had a record ("counted"), or not."""
+    `rounding`: seconds by which a record may look younger than it is where the network takes no time."""
 
-    def __init__(self, *, rounding: float = ROUNDING, network: NetworkTime = "allowed") -> None:
+    def __init__(self, *, rounding: float = ROUNDING) -> None:
         self.rounding = rounding
-        self.network = network
 
     def applied(self, process: AgentProcess, changes: Sequence[Change], news: Sequence[tuple[str, str, str]]) -> None:
         """Look at what has come in."""
@@ -327,12 +321,12 @@ class AgesNeverShrink(Invariant):
             if cluster_id == observer.cluster.cluster_id:
                 self._own(observer, change, claimed)
                 continue
-            allowed = _allowed(observer.told.get(change.identity), self.network, self.rounding)
+            allowed = _allowed(observer.told.get(change.identity), self.rounding)
             if claimed > true_at + allowed:
                 raise self.broken(
                     observer,
                     f"it was told {_said(change)} of {self.ago(claimed)}, {claimed - true_at:.3f} s later than its "
-                    f"source has vouched for it, {self.ago(true_at)}; the network had it for {allowed:.3f} s",
+                    f"source has vouched for it, {self.ago(true_at)}; {allowed:.3f} s are allowed for",
                 )
             if history is not None and _tells_all(history, observer):
                 latest = history.latest.get(change.identity, {}).get(value_of(change))
@@ -351,18 +345,23 @@ class AgesNeverShrink(Invariant):
                 if before is None or before.observed_at is None or record.observed_at is None:
                     continue
                 younger = record.observed_at - before.observed_at
-                if younger > _SAME and _same_sample(before, record) and younger > self._reborn(view, before):
+                if younger <= _SAME or not _same_sample(before, record):
+                    continue
+                if not self._may_come_back(view, before, record):
                     what = f"snapshot() has {_said(record)}, which has become {younger:.3f} s younger"
                     raise self.broken(view.observer, what)
 
-    def _reborn(self, view: View, before: Capacity) -> float:
-        """Seconds by which a sample may be younger than it was shown before: none as long as that one is fresh. Once it
-        has run out, a copy that came another way, and so looks younger, is as new."""
+    def _may_come_back(self, view: View, before: Capacity, record: Capacity) -> bool:
+        """Whether a sample may be younger than it was shown before. Not as long as that one is fresh; once it has run
+        out, a copy that came another way is as new, which may have looked older than it is by less."""
         assert before.observed_at is not None
-        if view.own_now - before.observed_at <= self.federation.settings.ttl:
-            return 0.0
-        instance = None if before.origin is None else before.origin.instance
-        return _allowed(view.observer.told_by.get((before.identity, instance)), self.network, self.rounding)
+        assert record.observed_at is not None
+        _, true_at = self.ledger.vouched(record)
+        if true_at is None or view.own_now - before.observed_at <= self.federation.settings.ttl:
+            return False
+        instance = None if record.origin is None else record.origin.instance
+        allowed = _allowed(view.observer.told_by.get((record.identity, instance)), self.rounding)
+        return record.observed_at - view.observer.cluster.clock_offset <= true_at + allowed
 
     def _own(self, observer: Observer, record: Capacity, claimed: float) -> None:
         """What an agent makes of what its own sources say."""
@@ -452,6 +451,7 @@ class TruthIsEverywhere(Invariant):
         """Hold what a registry has of one cluster against what is true of it, as far as that must have come there:
         what was so for `within` seconds, on a way that was ready since `ready_at`."""
         instance, name, now = history.process.agent.instance, history.cluster.name, view.now
+        excess = _excess(self.ways, history, view.observer)
         right: dict[Identity, None] = {}
         for record in known:
             identity, value = record.identity, value_of(record)
@@ -462,7 +462,7 @@ class TruthIsEverywhere(Invariant):
                 right[identity] = None
             elif fact is not None:
                 since = max(fact.since, ready_at)
-                if now > since + within and must_be_there(view.observer, fact, within):
+                if now > since + within and must_be_there(view.observer, fact, within, excess):
                     what = f"it has {_said(record)}, and {name} says {_shown(fact.value)} since {self.ago(fact.since)}"
                     raise self.broken(view.observer, f"{what}, {self._way(ready_at)}")
             elif record.origin is None or record.origin.instance == instance:
@@ -484,7 +484,7 @@ class TruthIsEverywhere(Invariant):
                 changed_at = history.envs[identity[1], identity[2]].changed_at
                 if identity[1:3] in envs_with_members or now <= changed_at + within:
                     continue
-            if must_be_there(view.observer, fact, within):
+            if must_be_there(view.observer, fact, within, excess):
                 what = f"it lacks {'/'.join(identity)} {_shown(fact.value)}, which {name} says since"
                 raise self.broken(view.observer, f"{what} {self.ago(fact.since)}, {self._way(ready_at)}")
 
@@ -500,14 +500,15 @@ ALL_INVARIANTS: tuple[type[Invariant], ...] = (
 )
 
 
-def _allowed(told: Told | None, network: NetworkTime, rounding: float = ROUNDING) -> float:
+def _allowed(told: Told | None, rounding: float = ROUNDING) -> float:
     """Seconds by which a record that a registry was told may look younger than it is; None: its own."""
-    return rounding if network == "counted" or told is None else rounding + told.network_time
+    return rounding if told is None else rounding + told.uncounted
 
 
-def must_be_there(observer: Observer, fact: Fact, within: float) -> bool:
+def must_be_there(observer: Observer, fact: Fact, within: float, excess: float = 0.0) -> bool:
     """Whether what the sources of an agent say must be fresh in a registry, where news take so many seconds; 0.0: in
-    their agent's own. It is as old there as it was when they said so first, or when the last resync was due."""
+    their agent's own. It is as old there as it was when they said so first, or when the last resync was due. `excess`:
+    seconds by which it may look older than it is."""
     if observer.clock_jumped:
         return False  # what it has is older to it than it is
     settings, now = observer.cluster.simulation.settings, trio.current_time()
@@ -515,7 +516,7 @@ def must_be_there(observer: Observer, fact: Fact, within: float) -> bool:
     if within and now > fact.since + within:
         told_by = max(told_by, fact.since)
     true_at = next((each.true_at for each in reversed(fact.vouched) if each.said_at <= told_by), -math.inf)
-    return now - true_at < settings.ttl - ROUNDING
+    return now - true_at + excess < settings.ttl - ROUNDING
 
 
 def _within(ways: Ways, history: History, observer: Observer, news: float = DEBOUNCE) -> float:
@@ -523,6 +524,11 @@ def _within(ways: Ways, history: History, observer: Observer, news: float = DEBO
     if history.process is observer.process:
         return 0.0
     return news + ways.transit(history.process, observer.process) + SPARE
+
+
+def _excess(ways: Ways, history: History, observer: Observer) -> float:
+    """Seconds by which what the sources of an agent say may look older to a registry than it is."""
+    return 0.0 if history.process is observer.process else ways.excess(history.process, observer.process)
 
 
 def _same_sample(one: Capacity, other: Capacity) -> bool:

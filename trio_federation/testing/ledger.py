@@ -19,6 +19,7 @@ from trio_federation.local import withdrawal_fault
 
 if TYPE_CHECKING:
     from trio_federation.testing.clusters import AgentProcess, SimulatedCluster
+    from trio_federation.testing.network import Direction, Route
     from trio_federation.testing.simulation import Simulation
 
 #: Seconds between two looks at a registry of which nothing new is known.
@@ -271,8 +272,8 @@ class Told(NamedTuple):
     origin: Origin | None
     #: seconds on the cluster's own clock; infinite where it was withdrawn
     observed_at: float
-    #: seconds that it may be younger than it claims, as the network had it
-    network_time: float
+    #: seconds that the network had it and that its age need not tell of, at the most
+    uncounted: float
 
 
 class Observer:
@@ -348,7 +349,7 @@ class Ledger:
         observer = self.observer(process)
         own, now = process.cluster.cluster_id, trio.current_time()
         news: dict[tuple[str, str, str], None] = {}
-        network: dict[str, Callable[[float], float]] = {}
+        uncounted: dict[str, Callable[[float], float]] = {}
         for change in changes:
             identity = change.identity
             if isinstance(change, Capacity):
@@ -359,46 +360,49 @@ class Ledger:
                 if identity[0] == own:
                     self.history(process).sampled(change)
                 else:
-                    if identity[0] not in network:
-                        network[identity[0]] = self._network_time(observer.cluster, identity[0], now)
-                    self._told(observer, change, network[identity[0]])
+                    if identity[0] not in uncounted:
+                        uncounted[identity[0]] = self._uncounted(observer.cluster, identity[0], now)
+                    self._told(observer, change, uncounted[identity[0]])
             else:
                 if observer.values.pop(identity, None) is not None:
                     news[identity[0], identity[1], identity[2]] = None
                 observer.told[identity] = Told(change.origin, math.inf, 0.0)
         return list(news)
 
-    def _told(self, observer: Observer, record: Capacity, network_time: Callable[[float], float]) -> None:
+    def _told(self, observer: Observer, record: Capacity, uncounted: Callable[[float], float]) -> None:
         identity, origin = record.identity, record.origin
         observed_at = record.observed_at if record.observed_at is not None else observer.cluster.clock()
         true_at = observed_at - observer.cluster.clock_offset
         if origin is not None and (history := self.histories.get(origin.instance)) is not None:
             true_at = history.samples.get(identity, {}).get(origin.seq, true_at)
-        told = observer.told[identity] = Told(origin, observed_at, network_time(true_at))
+        told = observer.told[identity] = Told(origin, observed_at, uncounted(true_at))
         key = (identity, None if origin is None else origin.instance)
         known = observer.told_by.get(key)
         if known is not None and known.origin is not None and origin is not None:
             if known.origin.seq > origin.seq:
                 return
             if known.origin.seq == origin.seq:  # the registry has taken one of the two
-                told = told._replace(network_time=max(told.network_time, known.network_time))
+                told = told._replace(uncounted=max(told.uncounted, known.uncounted))
         observer.told_by[key] = told
 
-    def _network_time(self, observer: SimulatedCluster, cluster_id: str, now: float) -> Callable[[float], float]:
-        """How long the network may have had a record of that cluster that reaches `observer` now, by when it was true.
-        It came to a hub at any time since then, and from there just now."""
-        from_hub = max((route.longest_wait("to_cluster", since=now) for route in observer.routes.values()), default=0.0)
-        routes = [
-            route
-            for cluster in self.federation.clusters.values()
-            if cluster.cluster_id == cluster_id
-            for route in cluster.routes.values()
-        ]
+    def _uncounted(self, observer: SimulatedCluster, cluster_id: str, now: float) -> Callable[[float], float]:
+        """How much of the time that the network had a record of that cluster its age need not tell of, when the record
+        reaches `observer` now, by when it was true. It came to a hub at any time since then, and from there just
+        now."""
+        from_hub = self._longest_uncounted(observer.routes, "to_cluster", now)
+        clusters = [each for each in self.federation.clusters.values() if each.cluster_id == cluster_id]
 
-        def network_time(true_at: float) -> float:
-            return from_hub + max((route.longest_wait("to_hub", since=true_at) for route in routes), default=0.0)
+        def uncounted(true_at: float) -> float:
+            to_hub = (self._longest_uncounted(each.routes, "to_hub", true_at) for each in clusters)
+            return from_hub + max(to_hub, default=0.0)
 
-        return network_time
+        return uncounted
+
+    def _longest_uncounted(self, routes: Mapping[str, Route], direction: Direction, since: float) -> float:
+        # Hubs of a test's own making need not tell when they have said something.
+        ours = {hub.name: None for hub in self.federation.hubs}
+        waits = (route.longest_wait(direction, since=since, uncounted=name in ours) for name, route in routes.items())
+        return max(waits, default=0.0)
 
     # What is known.
 

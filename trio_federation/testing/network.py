@@ -7,13 +7,15 @@ import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol, TypeAlias
+from functools import partial
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import trio
 
 from trio_federation.errors import Unavailable
 from trio_federation.rpc import MemoryLink
 from trio_federation.rpc.sockets import CONNECT_DEADLINE
+from trio_federation.waits import LEAK, LEAST, OPENING_COUNTS_FOR
 
 #: Told what happens to a route: the event, and details.
 Note = Callable[..., None]
@@ -22,6 +24,19 @@ Direction: TypeAlias = Literal["to_hub", "to_cluster"]
 
 #: Seconds for which a route remembers how long what was read had been on its way: longer than a record can live.
 _REMEMBERED = 600.0
+#: Seconds for which it remembers what it was like: until then a quick message of long ago is forgotten anyway.
+_PHASES_REMEMBERED = 10000.0
+#: Seconds after which a call has said something again, where it has anything to say.
+_SAYS_SOMETHING = 15.0
+#: Seconds after which a call that is open has said its first message.
+_AT_FIRST = 0.05
+
+#: Trio's time since which the call is open that carries records in a direction; infinite where none is known to be.
+OpenSince: TypeAlias = Callable[[Direction], float]
+
+
+def _never(_: Direction) -> float:
+    return math.inf
 
 
 def tell_carried(link: MemoryLink, note: Note) -> None:
@@ -56,6 +71,46 @@ class OtherHub(HubEnd, Protocol):
     nursery: trio.Nursery | None
 
 
+class _Longest:
+    """Seconds by the moment at which they were noted, the longest of these first."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, float]] = deque()
+
+    def note(self, seconds: float) -> None:
+        noted, now = self._noted, trio.current_time()
+        # What was noted earlier and is not longer is never the longest since any moment.
+        while noted and noted[-1][1] <= seconds:
+            noted.pop()
+        while noted and noted[0][0] < now - _REMEMBERED:
+            noted.popleft()
+        noted.append((now, seconds))
+
+    def since(self, moment: float) -> float:
+        return next((seconds for noted_at, seconds in self._noted if noted_at >= moment), 0.0)
+
+
+class _Phase(NamedTuple):
+    """A time in which a route was the same in one direction."""
+
+    began_at: float
+    ended_at: float
+    #: seconds that bytes were on their way at the most; infinite where they were held
+    transit: float
+
+
+class _Connection:
+    """A connection over a route: whose it is, and how long its ends had to wait for the first word of each other."""
+
+    def __init__(self, owner: object, open_since: OpenSince) -> None:
+        self.owner = owner
+        self.open_since = open_since
+        self.began_at = trio.current_time()
+        self.ended_at = math.inf
+        self.first_word: dict[Direction, float] = {"to_hub": 0.0, "to_cluster": 0.0}
+        self.link: MemoryLink
+
+
 class Route:
     """The network between one cluster and one hub. What is done to it also holds for connections that come later.
 
@@ -67,7 +122,9 @@ class Route:
         self._hub = hub
         self._random = generator
         self._note = note
-        self._links: list[tuple[object, MemoryLink]] = []
+        self._connections: list[_Connection] = []
+        #: those that have ended, the latest last
+        self._ended: deque[_Connection] = deque()
         self._open = True
         self._answers = True
         self._hub_hears = True
@@ -77,8 +134,15 @@ class Route:
         self._delay = 0.0
         self._jitter = 0.0
         self._flaky = trio.CancelScope()
-        #: by direction: when something was read, and for how long it had been on its way, the longest of these first
-        self._waits: dict[Direction, deque[tuple[float, float]]] = {"to_hub": deque(), "to_cluster": deque()}
+        #: by direction: for how long what was read had been on its way, and how much of that no age tells
+        self._waits: dict[Direction, _Longest] = {"to_hub": _Longest(), "to_cluster": _Longest()}
+        self._uncounted: dict[Direction, _Longest] = {"to_hub": _Longest(), "to_cluster": _Longest()}
+        #: by direction: what it was like, the latest last, and since when it is as it is
+        self._phases: dict[Direction, deque[_Phase]] = {"to_hub": deque(), "to_cluster": deque()}
+        self._present: dict[Direction, _Phase] = {
+            "to_hub": _Phase(-math.inf, math.inf, 0.0),
+            "to_cluster": _Phase(-math.inf, math.inf, 0.0),
+        }
         #: how many connections were tried
         self.dialled = 0
         #: Trio's time at which something was done to it last; from its start nothing was
@@ -100,23 +164,61 @@ class Route:
         """Seconds that bytes are on their way at the most, as long as they are not held."""
         return self._delay + self._jitter
 
-    def longest_wait(self, direction: Direction, *, since: float) -> float:
+    def longest_wait(self, direction: Direction, *, since: float, uncounted: bool = False) -> float:
         """For how many seconds anything that was read from `since` on (Trio's time) had been on its way in this
-        direction, at the most: delayed, held, or behind what was; 0.0 where nothing was."""
-        return next((wait for read_at, wait in self._waits[direction] if read_at >= since), 0.0)
+        direction, at the most: delayed, held, or behind what was; 0.0 where nothing was. `uncounted`: only as far as
+        ages need not tell of it, because its receiver could not know."""
+        return (self._uncounted if uncounted else self._waits)[direction].since(since)
 
-    def _waited(self, end: Literal["client", "server"], wait: float) -> None:
-        waits = self._waits["to_hub" if end == "server" else "to_cluster"]
+    def first_word(self, direction: Direction, *, since: float) -> float:
+        """Seconds for which the first bytes of any connection were on their way in this direction, at the most, of
+        those that stood at some time from `since` on (Trio's time)."""
+        longest = max((each.first_word[direction] for each in self._connections), default=0.0)
+        for each in reversed(self._ended):
+            if each.ended_at < since:
+                break
+            longest = max(longest, each.first_word[direction])
+        return longest
+
+    def _end(self, connections: Sequence[_Connection]) -> None:
+        """Remember connections that have ended."""
         now = trio.current_time()
-        # One that was read earlier and did not wait longer is never the longest of those since any moment.
-        while waits and waits[-1][1] <= wait:
-            waits.pop()
-        while waits and waits[0][0] < now - _REMEMBERED:
-            waits.popleft()
-        waits.append((now, wait))
+        for each in connections:
+            each.ended_at = now
+        self._ended.extend(connections)
+        while self._ended and self._ended[0].ended_at < now - _REMEMBERED:
+            self._ended.popleft()
 
-    def dialer(self, owner: object) -> Callable[[], Awaitable[trio.abc.Stream]]:
-        """How an agent, the `owner` of what it dials, gets to the hub."""
+    def _waited(self, connection: _Connection, end: Literal["client", "server"], wait: float) -> None:
+        direction: Direction = "to_hub" if end == "server" else "to_cluster"
+        if trio.current_time() - wait <= connection.began_at:
+            connection.first_word[direction] = max(wait, connection.first_word[direction])
+        self._waits[direction].note(wait)
+        self._uncounted[direction].note(min(wait, LEAST + self._quickest(connection, direction)))
+
+    def _quickest(self, connection: _Connection, direction: Direction) -> float:
+        """What the receiver of a call takes for no wait at all, in seconds at the most (`waits.py`): nothing while the
+        opening of the connection counts; after that what the quickest of its messages took, and what was forgotten of
+        that since then."""
+        now = trio.current_time()
+        if now < connection.began_at + OPENING_COUNTS_FOR:
+            return 0.0
+        open_since = connection.open_since(direction)
+        quickest = math.inf
+        for phase in (*self._phases[direction], self._present[direction]._replace(ended_at=now)):
+            began_at = max(phase.began_at, open_since)
+            # Long enough for a message to have come that was neither sent before nor behind such a one: the first one,
+            # or another.
+            from_the_start = phase.began_at <= connection.began_at
+            if phase.ended_at - began_at >= (2 * phase.transit + _AT_FIRST if from_the_start else _SAYS_SOMETHING):
+                # A hub gives signs of life. A cluster that has nothing to say says nothing, so that its last message
+                # may have been its first.
+                heard_at = max(began_at, phase.ended_at - _SAYS_SOMETHING) if direction == "to_cluster" else began_at
+                quickest = min(quickest, phase.transit + LEAK * (now - heard_at))
+        return quickest
+
+    def dialer(self, owner: object, open_since: OpenSince = _never) -> Callable[[], Awaitable[trio.abc.Stream]]:
+        """How an agent, the `owner` of what it dials, gets to the hub. `open_since`: tells of its calls."""
 
         async def dial() -> trio.abc.Stream:
             await trio.lowlevel.checkpoint()
@@ -136,22 +238,25 @@ class Route:
                     await trio.sleep_forever()
                 if not self._open:
                     raise self._refusal("no route (simulated)")
-                return self._connect(owner)
+                return self._connect(owner, open_since)
             raise self._refusal(f"no connection within {CONNECT_DEADLINE:g} s (simulated)")
 
         return dial
 
-    def _connect(self, owner: object) -> trio.abc.Stream:
-        link = MemoryLink(client=self._cluster, server=self._hub.name, waited=self._waited)
+    def _connect(self, owner: object, open_since: OpenSince) -> trio.abc.Stream:
+        connection = _Connection(owner, open_since)
+        link = MemoryLink(client=self._cluster, server=self._hub.name, waited=partial(self._waited, connection))
+        connection.link = link
         try:
             self._hub.serve(link.server)
         except Unavailable as error:
             raise self._refusal(error.message) from error
         self._note("connected")
-        over = [each for _, each in self._links if each.is_over]
-        self._links = [(of, each) for of, each in self._links if not each.is_over]
-        self._tell_carried(over)
-        self._links.append((owner, link))
+        over = [each for each in self._connections if each.link.is_over]
+        self._connections = [each for each in self._connections if not each.link.is_over]
+        self._end(over)
+        self._tell_carried([each.link for each in over])
+        self._connections.append(connection)
         self._apply_to(link)
         return link.client
 
@@ -181,11 +286,12 @@ class Route:
 
     def cut(self, owner: object = None) -> None:
         """Break every connection, or those of one owner; new ones can be made."""
-        cut = [link for of, link in self._links if owner is None or of is owner]
-        self._tell_carried(cut)
-        for link in cut:
-            link.cut()
-        self._links = [(of, link) for of, link in self._links if owner is not None and of is not owner]
+        cut = [each for each in self._connections if owner is None or each.owner is owner]
+        self._tell_carried([each.link for each in cut])
+        self._end(cut)
+        for each in cut:
+            each.link.cut()
+        self._connections = [each for each in self._connections if owner is not None and each.owner is not owner]
         self._changed("cut")
 
     def partition(self, *, silently: bool = False) -> None:
@@ -234,13 +340,32 @@ class Route:
     def _changed(self, event: str, **details: object) -> None:
         self.touched_at = trio.current_time()
         self._note(event, **details)
-        for _, link in self._links:
-            self._apply_to(link)
+        self._enter("to_hub", held=self._hub_is_deaf)
+        self._enter("to_cluster", held=self._cluster_is_deaf)
+        for each in self._connections:
+            self._apply_to(each.link)
+
+    @property
+    def _hub_is_deaf(self) -> bool:
+        return self._suspended or not self._hub_hears
+
+    @property
+    def _cluster_is_deaf(self) -> bool:
+        return self._suspended or not self._cluster_hears
+
+    def _enter(self, direction: Direction, *, held: bool) -> None:
+        """Remember what it was like in a direction until now, if it is different from now on."""
+        present, now = self._present[direction], trio.current_time()
+        transit = math.inf if held else self.longest_transit
+        if transit != present.transit:
+            phases = self._phases[direction]
+            phases.append(present._replace(ended_at=now))
+            while phases and phases[0].ended_at < now - _PHASES_REMEMBERED:
+                phases.popleft()
+            self._present[direction] = _Phase(now, math.inf, transit)
 
     def _apply_to(self, link: MemoryLink) -> None:
-        link.hold(
-            to_server=self._suspended or not self._hub_hears, to_client=self._suspended or not self._cluster_hears
-        )
+        link.hold(to_server=self._hub_is_deaf, to_client=self._cluster_is_deaf)
         link.slow(self._transit if self.longest_transit else None)
 
     def _transit(self) -> float:
@@ -248,7 +373,7 @@ class Route:
 
     def tell_carried(self) -> None:
         """Note what every connection has carried that stands, or whose end was not noted yet."""
-        self._tell_carried([link for _, link in self._links])
+        self._tell_carried([each.link for each in self._connections])
 
     def _tell_carried(self, links: Sequence[MemoryLink]) -> None:
         for link in links:
@@ -256,4 +381,4 @@ class Route:
 
     def carried(self) -> list[tuple[int, int, int, int]]:
         """For each connection that stands: bytes and checksum to the hub, bytes and checksum to the cluster."""
-        return [(*link.to_server, *link.to_client) for _, link in self._links]
+        return [(*each.link.to_server, *each.link.to_client) for each in self._connections]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import trio
+
 from trio_federation.agent import PLUGINS_DEADLINE
 from trio_federation.reporter import DEBOUNCE
 from trio_federation.retry import FIRST, LONGEST, TAKEOVER
@@ -46,6 +48,20 @@ class Ways:
         """Seconds that news are on the way at the most, over whichever hub."""
         hubs = [hub.name for hub in self._federation.hubs if hub.is_up]
         there = [of.cluster.routes[hub].longest_transit + observer.cluster.routes[hub].longest_transit for hub in hubs]
+        return max(there, default=0.0)
+
+    def excess(self, of: AgentProcess, observer: AgentProcess) -> float:
+        """Seconds by which what one agent says may look older to another one than it is, at the most, over whichever
+        hub: who does not know how long the opening of a connection took counts it as age for a while. Each side knows
+        from when on it was heard by the other, but not when that was sent."""
+        federation = self._federation
+        # A sample keeps the age with which it was taken first, whatever connection it comes over after that.
+        since = trio.current_time() - federation.settings.ttl - federation.hub_settings.ttl
+        there = (
+            of.cluster.routes[hub.name].first_word("to_cluster", since=since)
+            + observer.cluster.routes[hub.name].first_word("to_hub", since=since)
+            for hub in federation.hubs
+        )
         return max(there, default=0.0)
 
     def goodbye_heard_at(self, of: AgentProcess, observer: AgentProcess) -> float:
@@ -149,5 +165,6 @@ def _of(federation: Simulation, cluster_id: str) -> list[SimulatedCluster]:
 
 
 def _to_connect(route: Route) -> float:
-    """Seconds that the network takes to connect and make a call: to dial, there and back, to call, and to answer."""
-    return 4 * route.longest_transit
+    """Seconds that the network takes to connect and make a call: to dial, there and back, to hear from the hub, to
+    call, and to answer."""
+    return 5 * route.longest_transit
