@@ -28,7 +28,7 @@ from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.reporter import Reporter
 from trio_federation.retry import Backoff, failures_of, first_window
-from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Dialer, HubConnection, ReportCall, WatchCall
+from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Cut, Dialer, HubConnection, ReportCall, WatchCall
 from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
 
@@ -235,6 +235,11 @@ class HubLink:
                     self._stands_now(self._standing.refused if refused else self._standing.lost)
             finally:
                 self._show(trouble, False)
+            limit = self.watcher.silence_limit
+            if self.watcher.hub_beats and trio.current_time() >= connection.transport.last_received + limit:
+                # Where pings are rare, the connection's own limit is long. The signs of life on a watch come as often
+                # as ever: without them, and without any other byte, it is the line that is dead.
+                connection.transport.abort(f"silent for {limit:g} s", Cut.SILENT)
             if connection.transport.is_closing() or isinstance(failure, Late):
                 raise failure
             if isinstance(failure, Unauthenticated | PermissionDenied):
@@ -281,10 +286,19 @@ class HubLink:
         """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
         objection. One that has not said a word on this connection has not even taken notice. Returns whether the hub
         has said so."""
-        with trio.move_on_after(_OBJECTION_TIME) as waiting:
-            await call.wait_accepted()
-        if waiting.cancelled_caught:
-            await self._heard.wait()
+        limit = self.watcher.silence_limit
+        given_up_at = trio.current_time() + limit
+        while True:
+            with trio.move_on_at(min(trio.current_time() + _OBJECTION_TIME, given_up_at)) as waiting:
+                await call.wait_accepted()
+            if not waiting.cancelled_caught:
+                break
+            if not self.watcher.hub_beats:
+                await self._heard.wait()
+                break
+            # A hub that gives signs of life also says at once that it takes a call.
+            if trio.current_time() >= given_up_at:
+                raise Unavailable(f"the {trouble.what} was not answered for {limit:g} s", peer=self.name)
         self._worked = True
         if self._broke:
             self._broke = False

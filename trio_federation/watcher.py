@@ -52,7 +52,8 @@ class Watcher:
         self._refused = refused
         #: what each call asks for
         self.request = WatchFederationRequest(spare_own_cluster=True, beat_ms=max(1, round(beat * 1000)))
-        self._silence_limit = silence_limit
+        #: seconds, of a hub that gives signs of life
+        self.silence_limit = silence_limit
         self._ttl = ttl
         #: whether a watch call is open and the hub has answered on it
         self.watching = False
@@ -94,9 +95,9 @@ class Watcher:
     async def _next(self, call: WatchCall) -> ReceivedBroadcast:
         """The next broadcast. A call may die while its connection lives, for instance in a proxy, and is noticed by
         nothing but the silence on it."""
-        with trio.move_on_after(self._silence_limit if self.hub_beats else math.inf):
+        with trio.move_on_after(self.silence_limit if self.hub_beats else math.inf):
             return await call.receive()
-        raise Unavailable(f"the watch was silent for {self._silence_limit:g} s", peer=call.peer)
+        raise Unavailable(f"the watch was silent for {self.silence_limit:g} s", peer=call.peer)
 
     def _take(self, broadcast: RecordMessage, now: float) -> list[Change]:
         received = changes_of(broadcast, now)
