@@ -474,8 +474,8 @@ class Hub:
                     peer=call.peer,
                     credential=caller.credential,
                 )
+                waits = Waits(self._clock())
                 await call.accept()
-                waits = Waits(self._clock() - (trio.current_time() - call.began))
                 message = await self._first_message(call.receive)
                 while message is not None:
                     if served.ended is not None:
@@ -633,13 +633,15 @@ class Hub:
                 "watcher_came", cluster=caller.cluster_id, peer=call.peer, credential=caller.credential
             )
             try:
-                # When we heard the watcher first, for its first message.
-                opened_us = microseconds(heard - self._began)
                 beat = max(_QUICKEST_BEAT, request.beat_ms / 1000) if request.beat_ms else math.inf
+                if request.beat_ms:
+                    # A first word, as short as can be, so that nothing is quicker; for who does not look for it, it
+                    # would pass for an empty snapshot.
+                    opened_us = microseconds(heard - self._began)
+                    await self._send(call, EncodedBroadcast(), self._clock(), opened_us, self._sessions.live())
                 if not watcher.outbox:
                     # A snapshot all the same, so that the watcher knows that it has everything there is.
-                    await self._send(call, EncodedBroadcast(), self._clock(), opened_us)
-                    opened_us = 0
+                    await self._send(call, EncodedBroadcast(), self._clock())
                 while True:
                     if not watcher.outbox:
                         watcher.something = trio.Event()
@@ -649,8 +651,7 @@ class Hub:
                     changes = watcher.outbox.take(AT_ONCE)
                     messages = self._encoder.messages(changes, now) if changes else (EncodedBroadcast(),)
                     for message in messages:
-                        await self._send(call, message, now, opened_us)
-                        opened_us = 0
+                        await self._send(call, message, now)
             finally:
                 del self._watchers[watcher]
                 self._conflated += watcher.outbox.conflated
@@ -659,13 +660,15 @@ class Hub:
                     "watcher_left", cluster=caller.cluster_id, peer=call.peer, conflated=watcher.outbox.conflated
                 )
 
-    async def _send(self, call: IncomingWatch, message: EncodedBroadcast, now: float, opened_us: int) -> None:
+    async def _send(
+        self, call: IncomingWatch, message: EncodedBroadcast, now: float, opened_us: int = 0, clusters: int = 0
+    ) -> None:
         """Send a message whose ages are those of `now`; what it waits from here on, the watcher finds out. Ends a watch
         that takes none for a whole TTL, in which everything of it has run out. Whoever is cut off gets what is there
         when it comes back."""
         limit = self.settings.ttl
         with trio.move_on_after(limit) as scope:
-            await call.send(message.timed(microseconds(now - self._began), opened_us))
+            await call.send(message.timed(microseconds(now - self._began), opened_us, clusters))
         if scope.cancelled_caught:
             raise Unavailable(f"this watch took no message for {limit:g} s; open it again to get what is there now")
 

@@ -19,6 +19,8 @@ from trio_federation.rpc import ReportCall
 from trio_federation.waits import microseconds
 from trio_federation.wire import AT_ONCE, report_messages
 
+#: Seconds within which a hub accepts a report, if it is one that says so before the end.
+ACCEPTANCE_TIME = 2.0
 #: Seconds for which changes are gathered before they are sent.
 DEBOUNCE = 0.2
 
@@ -42,6 +44,9 @@ class Reporter:
         self._began = clock()
         #: whether the open call has had its first message
         self._said_something = False
+        #: whether this hub is one that tells at once that it takes a report; None: not known
+        self._hub_accepts: bool | None = None
+        self._patience = trio.CancelScope()
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
         #: whether a report call is open
@@ -61,6 +66,7 @@ class Reporter:
         """From now on there is only one thing left to say, and after that `report` returns."""
         self.stopping = True
         self._something.set()
+        self._patience.cancel()
 
     @property
     def waiting(self) -> int:
@@ -81,6 +87,7 @@ class Reporter:
         self._said_something = False
         self._sent = sent
         try:
+            await self._wait_accepted(call)
             resync_at = trio.current_time()
             # The first resync comes early. Where this process takes over from one that started together with it, the
             # hub is right not to believe what was observed before that one's withdrawal; what the sources say after
@@ -90,8 +97,8 @@ class Reporter:
                 if trio.current_time() >= resync_at:
                     self._outbox.clear()
                     everything = self._truth.everything(self._clock())
-                    if not everything and not self._said_something:
-                        # A hub gives a call only so long for its first message.
+                    if not self._said_something:
+                        # A hub gives a call only so long for its first message, and finds out by it how quick one is.
                         await self._send_message(call, ReportFederationRequest(), self._clock())
                     await self._send(call, everything)
                     resync_at = trio.current_time() + min(interval, self._settings.resync_interval)
@@ -107,6 +114,22 @@ class Reporter:
             await call.end()
         finally:
             self.reporting = False
+            if call.accepted.is_set():
+                self._hub_accepts = True
+
+    async def _wait_accepted(self, call: ReportCall) -> None:
+        """Wait for the hub's first word on a call, of a hub that is known to say one. What is told to a process that
+        stands still, or to a proxy before one, would be old when it goes on."""
+        if self.stopping or self._hub_accepts is False:
+            return
+        limit = (
+            self._settings.silence_limit if self._hub_accepts else min(ACCEPTANCE_TIME, self._settings.silence_limit)
+        )
+        with trio.move_on_after(limit) as self._patience:
+            await call.accepted.wait()
+        if not (call.accepted.is_set() or self.stopping):
+            # One that did so before may be another one now.
+            self._hub_accepts = None if self._hub_accepts else False
 
     async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), AT_ONCE):
@@ -119,9 +142,9 @@ class Reporter:
     async def _send_message(self, call: ReportCall, message: ReportFederationRequest, now: float) -> None:
         """Send a message whose ages are those of `now`. What it waits from here on, the hub finds out."""
         message.sent_us = microseconds(now - self._began)
-        if not self._said_something and call.heard_at is not None:
+        if not self._said_something and call.accepted_at is not None:
             # When we heard the hub first, on the same clock.
-            heard = self._clock() - (trio.current_time() - call.heard_at)
+            heard = self._clock() - (trio.current_time() - call.accepted_at)
             message.opened_us = microseconds(heard - self._began)
         self._said_something = True
         with trio.move_on_after(self._settings.silence_limit) as scope:

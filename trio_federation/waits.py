@@ -30,8 +30,8 @@ LEAST = 0.001
 class Waits:
     """The messages of one call, and how long each of them had waited.
 
-    `began`: when this side began to speak, in seconds on its clock: before it opened the call, or, of a call that the
-    other side has opened, before it sent anything on the connection."""
+    `began`: when this side began to speak, in seconds on its clock: before it opened the call, or, of one that the
+    other side has opened, before it told that it serves it."""
 
     __slots__ = ("_at", "_began", "_opening", "_opening_until", "_quickest")
 

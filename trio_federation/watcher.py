@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import trio
 
@@ -17,7 +18,7 @@ from trio_federation.outbox import without_cluster
 from trio_federation.pb.sandbox.sync.v1 import WatchFederationRequest
 from trio_federation.rpc import WatchCall
 from trio_federation.waits import Waits
-from trio_federation.wire import ReceivedBroadcast, RecordMessage, changes_of
+from trio_federation.wire import RecordMessage, changes_of
 
 #: Told of records that were dropped: the faults of one broadcast.
 Refused = Callable[[Sequence[Fault]], None]
@@ -59,6 +60,10 @@ class Watcher:
         self.watching = False
         #: whether the hub is one that gives the signs of life that it is asked for, as far as its last call has told
         self.hub_beats = False
+        #: how many clusters report to the hub, as far as its last call has told
+        self.clusters = 0
+        #: Trio's time since which a broadcast is waited for; infinite while none is
+        self._receiving_since = math.inf
 
     async def watch(
         self,
@@ -67,16 +72,21 @@ class Watcher:
         waited: Callable[[float], None] = _ignore,
     ) -> None:
         """Take in broadcasts until the call fails, with an RpcError. `received` is told of the number of records in
-        each of them, of none only for the first: the others are signs of life. `waited`: for how many seconds each of
-        them has waited on its way."""
+        each of them, of none only for the snapshot: the others are a hub's first word and signs of life. `waited`: for
+        how many seconds each of them has waited on its way."""
         waits = Waits(self._clock() - (trio.current_time() - call.began))
+        has_snapshot = False
         try:
             while True:
-                broadcast = await self._next(call)
-                if broadcast.items or not self.watching:
+                self._receiving_since = trio.current_time()
+                broadcast = await call.receive()
+                self._receiving_since = math.inf
+                if broadcast.items or not (has_snapshot or broadcast.opened_us):
+                    has_snapshot = True
                     received(len(broadcast.items))
                 self.watching = True
                 self.hub_beats = broadcast.sent_us > 0
+                self.clusters = broadcast.clusters or self.clusters
                 # The stamps are made here, at receipt: time spent in the channel counts as age.
                 now = self._clock()
                 wait = waits.waited(broadcast.sent_us, broadcast.opened_us, now)
@@ -91,13 +101,19 @@ class Watcher:
                     await self._deliver.send(changes)
         finally:
             self.watching = False
+            self._receiving_since = math.inf
 
-    async def _next(self, call: WatchCall) -> ReceivedBroadcast:
-        """The next broadcast. A call may die while its connection lives, for instance in a proxy, and is noticed by
-        nothing but the silence on it."""
-        with trio.move_on_after(self.silence_limit if self.hub_beats else math.inf):
-            return await call.receive()
-        raise Unavailable(f"the watch was silent for {self.silence_limit:g} s", peer=call.peer)
+    async def notice_silence(self, call: WatchCall) -> NoReturn:
+        """Runs beside `watch`, and raises Unavailable when nothing has come in on the call for too long. A call may die
+        while its connection lives, for instance in a proxy, and is noticed by nothing but the silence on it."""
+        while True:
+            silent_since = max(call.last_received, self._receiving_since)
+            due_at = silent_since + self.silence_limit
+            if self.hub_beats and trio.current_time() >= due_at:
+                raise Unavailable(f"the watch was silent for {self.silence_limit:g} s", peer=call.peer)
+            # While this side does not listen, and of a hub that need not say anything, there is nothing to notice.
+            is_due = self.hub_beats and due_at < math.inf
+            await trio.sleep_until(due_at if is_due else trio.current_time() + self.silence_limit)
 
     def _take(self, broadcast: RecordMessage, now: float) -> list[Change]:
         received = changes_of(broadcast, now)

@@ -86,13 +86,15 @@ class _Part(NamedTuple):
 def parts_of(message: RecordMessage, most: int) -> Iterator[RecordMessage]:
     """A report in parts of at most so many records, in their order; itself, where it has no more.
 
-    Every part has the origin of the report's cluster, which is the first row. What else there is among the rows, of
-    which a report has no use, is in the first part only."""
+    Every part has the origin of the report's cluster, which is the first good row. What else there is among the rows,
+    of which a report has no use, is in the first part only."""
     if len(message.items) <= most:
         yield message
         return
-    for start in range(0, len(message.items), most):
-        yield _Part(message.items[start : start + most], message.origins[:1] if start else message.origins)
+    yield _Part(message.items[:most], message.origins)
+    good = next((row for row in message.origins if is_instance(row.instance)), None)
+    for start in range(most, len(message.items), most):
+        yield _Part(message.items[start : start + most], [] if good is None else [good])
 
 
 class Received(NamedTuple):
@@ -267,8 +269,8 @@ def _bytes_beside_text(message_type: Any) -> int:
 
 _ITEM_BYTES = _bytes_beside_text(EnvCapacity)
 _ORIGIN_BYTES = _bytes_beside_text(ClusterOrigin)
-#: The most that a message's own time takes up, which whoever sends it may add.
-_TIME_BYTES = 2 * 12
+#: The most that a message's own time, and what else is said once in a call, takes up, which whoever sends it may add.
+_TIME_BYTES = 3 * 12
 
 
 # --- messages to changes ---------------------------------------------------------------------------------------------
@@ -560,8 +562,14 @@ class ReceivedReport(ReceivedMessage[ReportFederationRequest]):
 class ReceivedBroadcast(ReceivedMessage[FederationBroadcast]):
     """What was received of a FederationBroadcast."""
 
-    __slots__ = ()
+    __slots__ = ("clusters",)
     _shape = _BROADCAST
+
+    def __init__(self, data: bytes) -> None:
+        """Raises as every one of them."""
+        super().__init__(data)
+        #: how many clusters report to the hub; 0: not said
+        self.clusters: int = self._runtime.clusters
 
 
 class EncodedBroadcast(NamedTuple):
@@ -569,10 +577,11 @@ class EncodedBroadcast(NamedTuple):
 
     data: bytes = b""
 
-    def timed(self, sent_us: int, opened_us: int = 0) -> EncodedBroadcast:
-        """The same with its own time, which it must not have yet, as the numbers are in sync.proto; 0: not said."""
-        time = _BROADCAST.runtime_type(sent_us=sent_us, opened_us=opened_us)
-        return EncodedBroadcast(self.data + time.SerializeToString())
+    def timed(self, sent_us: int, opened_us: int = 0, clusters: int = 0) -> EncodedBroadcast:
+        """The same with its own time, and what else is said once in a call, which it must not have yet; numbers as in
+        sync.proto, 0: not said."""
+        more = _BROADCAST.runtime_type(sent_us=sent_us, opened_us=opened_us, clusters=clusters)
+        return EncodedBroadcast(self.data + more.SerializeToString())
 
 
 class BroadcastEncoder:

@@ -507,7 +507,7 @@ def _faults_of(source: str) -> Iterator[tuple[int, str, str]]:
             name = _name_of(node.func)
             given = [*node.args, *(each.value for each in node.keywords)]
             logger = _name_of(node.func.value) if isinstance(node.func, ast.Attribute) else ""
-            if name in _LOGGING and logger.removeprefix("_") in ("log", "logger"):
+            if (name in _LOGGING and logger.removeprefix("_") in ("log", "logger")) or name == "_tell_of_callers":
                 found = [(each, "logged") for each in given if _is_secret(each) or _reveals(each)]
             elif name in ("format", "print", "echo", "repr"):
                 found = [(each, f"given to {name}") for each in given if _reveals(each)]

@@ -237,8 +237,8 @@ async def test_what_is_told_in_several_messages_is_told_as_of_one_moment(autojum
 
 
 async def test_a_hub_that_answers_four_seconds_late(autojump_clock: MockClock) -> None:
-    """It takes the connection and says nothing for four seconds. No call is opened before it speaks, so nothing waits
-    that long; what the opening took counts as age for a moment."""
+    """It takes the connection and says nothing for four seconds. No call is opened before it speaks, so nothing waits,
+    and nothing is older for it."""
     async with simulated_federation("west", "east", start=False, invariants=every_invariant()) as fed:
         fed["east"].source.set(member("east", idle=3))
         await fed["west"].start()
@@ -250,9 +250,8 @@ async def test_a_hub_that_answers_four_seconds_late(autojump_clock: MockClock) -
         await trio.sleep(0.1)
         assert fed["west"].idle("east") == [3]
         assert fed["east"].routes["hub-0"].dialled == 1
-        # The hub has begun the connection four seconds before its peer has heard of it.
         early = [each for shares in await sampled(4.0, lambda: claims(fed, "west")) for each in shares]
-        assert early == pytest.approx([4.0] * len(early), abs=ROUNDING)
+        assert early == pytest.approx([0.0] * len(early), abs=ROUNDING)
         await trio.sleep(20.0)
         late = [each for shares in await sampled(30.0, lambda: claims(fed, "west"), step=2.5) for each in shares]
         assert len(late) >= 12
@@ -391,11 +390,12 @@ async def test_uptimes_grow_on_their_way_as_ages_do(stamped: bool, autojump_cloc
     async with simulated_federation(hubs=1) as fed:
         began = trio.current_time() - 1.0
         async with fed.connection("east", instance="aa", link=link) as connection, connection.report() as call:
+            await call.wait_accepted()
             await trio.sleep(0.5)
-            assert call.heard_at is not None
+            assert call.accepted_at is not None
             link.hold(to_server=True, to_client=False)
             sent_at = trio.current_time()
-            message = one_minute_old(began, call.heard_at)
+            message = one_minute_old(began, call.accepted_at)
             if not stamped:
                 message.sent_us = message.opened_us = 0
             await call.send(message)
@@ -425,15 +425,18 @@ async def messages_of(fed: Simulation, beat_ms: int, seconds: float) -> list[tup
 async def test_a_hub_gives_a_sign_of_life_on_a_quiet_watch_to_who_asks(autojump_clock: MockClock) -> None:
     """As often as was asked for, but not more often than ten times a second, and nothing but the time is in it."""
     async with simulated_federation(hubs=1) as fed:
-        told = await messages_of(fed, 2000, 60.0)
+        (first_at, first_word), *told = await messages_of(fed, 2000, 60.0)
+        assert first_at == 0.0
+        assert first_word.opened_us > 0
+        assert not first_word.items
+        assert {message.opened_us for _, message in told} == {0}
         assert [moment for moment, _ in told] == pytest.approx([2.0 * number for number in range(31)][: len(told)])
         assert len(told) in (30, 31)
         assert all(not message.items and not message.origins for _, message in told)
         times = [message.sent_us for _, message in told]
         apart = [after - before for before, after in pairwise(times)]
         assert apart == pytest.approx([2_000_000] * len(apart), abs=1)
-        assert [message.opened_us > 0 for _, message in told] == [True] + [False] * (len(told) - 1)
-        assert len(await messages_of(fed, 1, 5.0)) in (50, 51)
+        assert len(await messages_of(fed, 1, 5.0)) in (51, 52)
         # Who does not ask gets its first snapshot, and nothing else.
         (moment, _) = (await messages_of(fed, 0, 600.0))[0]
         assert moment == 0.0
@@ -450,8 +453,8 @@ async def test_signs_of_life_are_no_news(autojump_clock: MockClock) -> None:
         (hub,) = agent.health()["hubs"]
         assert hub["last_batch"] == pytest.approx(63.0, abs=0.1)
         assert agent.links[0].watcher.hub_beats
-        # The first snapshot, and twelve signs of life.
-        assert counted(agent, f"{BATCH_WAIT}_count") == 13
+        # The first word, the snapshot, and twelve signs of life.
+        assert counted(agent, f"{BATCH_WAIT}_count") == 14
         assert waited(agent) == 0.0
 
 

@@ -83,6 +83,7 @@ VECTORS: dict[str, tuple[str, dict[str, Any]]] = {
     "WatchFederationRequest: false": ("WatchFederationRequest", {"spare_own_cluster": False}),
     "WatchFederationRequest: true": ("WatchFederationRequest", {"spare_own_cluster": True}),
     "WatchFederationRequest: beats": ("WatchFederationRequest", {"spare_own_cluster": True, "beat_ms": 2**32 - 1}),
+    "FederationBroadcast: clusters": ("FederationBroadcast", {"sent_us": 1, "opened_us": 2, "clusters": 2**32 - 1}),
     "FederationBroadcast: a thousand": ("FederationBroadcast", {"items": [{**TYPICAL, "seq": n} for n in range(1000)]}),
     "EnvCapacity": ("EnvCapacity", TYPICAL),
     "EnvCapacity: least": ("EnvCapacity", LEAST),
@@ -99,6 +100,7 @@ def with_zeros(message_name: str, values: dict[str, Any]) -> dict[str, Any]:
             "origins": [with_zeros("ClusterOrigin", row) for row in values.get("origins", [])],
             "sent_us": values.get("sent_us", 0),
             "opened_us": values.get("opened_us", 0),
+            **({"clusters": values.get("clusters", 0)} if message_name == "FederationBroadcast" else {}),
         }
     zeros = {
         "EnvCapacity": ZERO,
@@ -205,6 +207,7 @@ TAGS = {
     ("FederationBroadcast", "origins"): "a206",
     ("FederationBroadcast", "sent_us"): "a806",
     ("FederationBroadcast", "opened_us"): "b006",
+    ("FederationBroadcast", "clusters"): "b806",
     ("WatchFederationRequest", "spare_own_cluster"): "a006",
     ("WatchFederationRequest", "beat_ms"): "a806",
 }

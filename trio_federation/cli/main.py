@@ -19,6 +19,8 @@ from trio_federation.errors import ConfigurationError, FederationError
 
 FAILED = 1
 BAD_USAGE = 2
+#: Groups in groups that a traceback shows.
+_DEEPEST = 100
 
 #: Every command, which is `trio_federation.cli.NAME.NAME`, and a few words about it: as many as completion shows, at
 #: most 45 characters.
@@ -84,16 +86,24 @@ def main() -> None:
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         known = _known(error)
         if known is None:
+            sys.excepthook = _tell_whole
             raise  # a fault of ours: its traceback is what is needed
         _end(error if options.verbose else None, known)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_whole(_kind: type[BaseException], error: BaseException, _trace: object) -> None:
+    """Print a traceback, with all that is in it: Python itself leaves out what is deep in groups, and nurseries in
+    nurseries make deep ones."""
+    for line in traceback.TracebackException.from_exception(error, max_group_depth=_DEEPEST).format():
+        print(line, file=sys.stderr, end="")
 
 
 def _end(traced: BaseException | None, known: list[Exception]) -> NoReturn:
     """Tell of failures and end the process with the exit code that they make."""
     with suppress(OSError):  # where nobody can be told, there is the exit code
         if traced is not None:
-            traceback.print_exception(traced)
+            _tell_whole(type(traced), traced, traced.__traceback__)
         for failure in known:
             if isinstance(failure, click.ClickException):
                 failure.show()

@@ -3,6 +3,7 @@ here knows gRPC."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,6 +37,8 @@ async def open_bridge() -> AsyncIterator[None]:
         # trio-asyncio's own handler raises what asyncio code could tell to nobody, and so ends the whole process. Here
         # every call has somebody who waits for it, so what ends up in this handler concerns at most one connection.
         loop.set_exception_handler(partial(_stray_error, interrupted))
+        # The loop is in the midst of its first turn, which is still its own.
+        await run(asyncio.sleep(0))
         yield
 
 

@@ -24,7 +24,13 @@ from trio_federation.pb.sandbox.sync.v1 import (
 from trio_federation.rpc import bridge
 from trio_federation.rpc._status import FOREIGN_ERRORS, end_of, to_error
 from trio_federation.rpc.codec import FederationCodec
-from trio_federation.rpc.transport import ConnectionSettings, Http2Connection, Traffic, ignore_traffic
+from trio_federation.rpc.transport import (
+    ConnectionSettings,
+    Http2Connection,
+    Traffic,
+    ignore_traffic,
+    last_received,
+)
 from trio_federation.wire import ReceivedBroadcast
 
 _T = TypeVar("_T")
@@ -59,16 +65,16 @@ class _Call(Generic[_Request, _Response]):
     def __init__(self, connection: HubConnection, stream: grpclib.client.Stream[_Request, _Response]) -> None:
         self._connection = connection
         self._stream = stream
+        #: trio's time before anything of the call was sent
+        self.began = trio.current_time()
+        #: set when `wait_accepted` has seen that the hub serves the call, and trio's time at which it did
+        self.accepted = trio.Event()
+        self.accepted_at: float | None = None
 
     @property
     def peer(self) -> str:
         """The hub, for people."""
         return self._connection.peer
-
-    @property
-    def heard_at(self) -> float | None:
-        """trio's time at which anything of the hub came in on it first; None before."""
-        return self._connection.transport.heard_at
 
     async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         try:
@@ -84,6 +90,9 @@ class _Call(Generic[_Request, _Response]):
         of a report, before its end. Raises an RpcError when the call has failed."""
         if not self._stream._recv_initial_metadata_done:
             await self._run(self._stream.recv_initial_metadata())
+        if self.accepted_at is None:
+            self.accepted_at = trio.current_time()
+            self.accepted.set()
 
     def _raise_for_status(self) -> None:
         """Raise what the hub's status says, where it has come and is not good."""
@@ -135,8 +144,10 @@ class ReportCall(_Call[ReportFederationRequest, ReportFederationResponse]):
 class WatchCall(_Call[WatchFederationRequest, ReceivedBroadcast]):
     """A running WatchFederation."""
 
-    #: trio's time before anything of it was sent
-    began: float
+    @property
+    def last_received(self) -> float:
+        """trio's time at which anything of a broadcast came in last; when the call began, before that."""
+        return max(self.began, last_received(self._stream._stream))
 
     async def receive(self) -> ReceivedBroadcast:
         """The next broadcast. Raises an RpcError when the call has failed or the hub has ended it."""
@@ -213,7 +224,6 @@ class HubConnection:
             metadata=self._metadata(),
         )
         call = WatchCall(self, stream)
-        call.began = trio.current_time()
         async with self._opened(call, stream):
             await call._run(stream.send_message(request, end=True))
             yield call

@@ -122,11 +122,6 @@ class _IncomingCall(Generic[_Request, _Response]):
         """trio's time at which anything came in on the caller's connection last, signs of life included."""
         return self._connection.last_received
 
-    @property
-    def began(self) -> float:
-        """trio's time at which the caller's connection began, before anything was sent on it."""
-        return self._connection.began
-
     def end_connection(self, reason: str, cut: Cut) -> None:
         """End the caller's connection, with all calls on it, because of what it does, and tell it why."""
         self._connection.say_goodbye(reason, cut)

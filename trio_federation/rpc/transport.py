@@ -88,8 +88,11 @@ class _Bytes(Buffer):
         #: of these, so many still take up the sender's window
         self._not_given_back = 0
         self._more = asyncio.Event()
+        #: trio's time at which any of it came in last
+        self.last_received = -math.inf
 
     def add(self, data: bytes, ack_size: int) -> None:
+        self.last_received = trio.current_time()
         self._bytes += data
         self._not_given_back += len(data)
         if ack_size > len(data):
@@ -592,6 +595,11 @@ def reset_unfinished(stream: Stream, code: ErrorCodes = ErrorCodes.INTERNAL_ERRO
         state = stream._h2_connection.streams[stream.id].state_machine.state
         if state in (StreamState.OPEN, StreamState.HALF_CLOSED_REMOTE):
             stream.reset_nowait(code)
+
+
+def last_received(stream: Stream) -> float:
+    """trio's time at which anything of a message came in last on a stream; infinitely long ago where nothing has."""
+    return stream.buffer.last_received if isinstance(stream.buffer, _Bytes) else -math.inf
 
 
 def one_line(text: str, most: int = 500) -> str:

@@ -151,8 +151,12 @@ class FederationBroadcast(betterproto2.Message):
 
     opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
     """
-    The same clock when the sender first heard the receiver, on this call or its connection; in the first message of a
-    call. 0: not said.
+    The same clock when the sender first heard of the receiver on this call; in its first message. 0: not said.
+    """
+
+    clusters: "int" = betterproto2.field(103, betterproto2.TYPE_UINT32)
+    """
+    How many clusters report to this hub; in the first message of a call. 0: not said.
     """
 
 
@@ -186,8 +190,7 @@ class ReportFederationRequest(betterproto2.Message):
 
     opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
     """
-    The same clock when the sender first heard the receiver, on this call or its connection; in the first message of a
-    call. 0: not said.
+    The same clock when the sender first heard of the receiver on this call; in its first message. 0: not said.
     """
 
 
@@ -287,7 +290,7 @@ class FederationServiceStub(betterproto2_grpclib.ServiceStub):
 
 
 SANDBOX_SYNC_V1_SYNC_PROTO_DESCRIPTOR = default_google_proto_descriptor_pool.AddSerializedFile(
-    b'\n\x1asandbox/sync/v1/sync.proto\x12\x0fsandbox.sync.v1"\xcf\x03\n\x0bEnvCapacity\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1c\n\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x19\n\x08env_name\x18\x03 \x01(\tR\x07envName\x12#\n\rscaling_group\x18\x04 \x01(\tR\x0cscalingGroup\x12\x12\n\x04idle\x18\x05 \x01(\x05R\x04idle\x12\x18\n\x07running\x18\x06 \x01(\x05R\x07running\x12\x18\n\x07pending\x18\x07 \x01(\x05R\x07pending\x12\x18\n\x07desired\x18\x08 \x01(\x05R\x07desired\x12\x1a\n\x08capacity\x18\t \x01(\x05R\x08capacity\x12#\n\rsaturated_for\x18\n \x01(\x05R\x0csaturatedFor\x12&\n\x0fobserved_for_ms\x18\x0b \x01(\x03R\robservedForMs\x12\x1f\n\x0bmember_pool\x18\x0c \x01(\tR\nmemberPool\x12/\n\x13autoscaling_enabled\x18\r \x01(\x08R\x12autoscalingEnabled\x12\x14\n\x05state\x18d \x01(\tR\x05state\x12\x10\n\x03seq\x18e \x01(\x04R\x03seq"g\n\rClusterOrigin\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1a\n\x08instance\x18\x02 \x01(\tR\x08instance\x12\x1b\n\tuptime_ms\x18\x03 \x01(\x03R\x08uptimeMs"\xbd\x01\n\x17ReportFederationRequest\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins\x12\x17\n\x07sent_us\x18e \x01(\x04R\x06sentUs\x12\x1b\n\topened_us\x18f \x01(\x04R\x08openedUs"\x1a\n\x18ReportFederationResponse"]\n\x16WatchFederationRequest\x12*\n\x11spare_own_cluster\x18d \x01(\x08R\x0fspareOwnCluster\x12\x17\n\x07beat_ms\x18e \x01(\rR\x06beatMs"\xb9\x01\n\x13FederationBroadcast\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins\x12\x17\n\x07sent_us\x18e \x01(\x04R\x06sentUs\x12\x1b\n\topened_us\x18f \x01(\x04R\x08openedUs2\xe2\x01\n\x11FederationService\x12i\n\x10ReportFederation\x12(.sandbox.sync.v1.ReportFederationRequest\x1a).sandbox.sync.v1.ReportFederationResponse(\x01\x12b\n\x0fWatchFederation\x12\'.sandbox.sync.v1.WatchFederationRequest\x1a$.sandbox.sync.v1.FederationBroadcast0\x01b\x06proto3'
+    b'\n\x1asandbox/sync/v1/sync.proto\x12\x0fsandbox.sync.v1"\xcf\x03\n\x0bEnvCapacity\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1c\n\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x19\n\x08env_name\x18\x03 \x01(\tR\x07envName\x12#\n\rscaling_group\x18\x04 \x01(\tR\x0cscalingGroup\x12\x12\n\x04idle\x18\x05 \x01(\x05R\x04idle\x12\x18\n\x07running\x18\x06 \x01(\x05R\x07running\x12\x18\n\x07pending\x18\x07 \x01(\x05R\x07pending\x12\x18\n\x07desired\x18\x08 \x01(\x05R\x07desired\x12\x1a\n\x08capacity\x18\t \x01(\x05R\x08capacity\x12#\n\rsaturated_for\x18\n \x01(\x05R\x0csaturatedFor\x12&\n\x0fobserved_for_ms\x18\x0b \x01(\x03R\robservedForMs\x12\x1f\n\x0bmember_pool\x18\x0c \x01(\tR\nmemberPool\x12/\n\x13autoscaling_enabled\x18\r \x01(\x08R\x12autoscalingEnabled\x12\x14\n\x05state\x18d \x01(\tR\x05state\x12\x10\n\x03seq\x18e \x01(\x04R\x03seq"g\n\rClusterOrigin\x12\x1d\n\ncluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1a\n\x08instance\x18\x02 \x01(\tR\x08instance\x12\x1b\n\tuptime_ms\x18\x03 \x01(\x03R\x08uptimeMs"\xbd\x01\n\x17ReportFederationRequest\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins\x12\x17\n\x07sent_us\x18e \x01(\x04R\x06sentUs\x12\x1b\n\topened_us\x18f \x01(\x04R\x08openedUs"\x1a\n\x18ReportFederationResponse"]\n\x16WatchFederationRequest\x12*\n\x11spare_own_cluster\x18d \x01(\x08R\x0fspareOwnCluster\x12\x17\n\x07beat_ms\x18e \x01(\rR\x06beatMs"\xd5\x01\n\x13FederationBroadcast\x122\n\x05items\x18\x01 \x03(\x0b2\x1c.sandbox.sync.v1.EnvCapacityR\x05items\x128\n\x07origins\x18d \x03(\x0b2\x1e.sandbox.sync.v1.ClusterOriginR\x07origins\x12\x17\n\x07sent_us\x18e \x01(\x04R\x06sentUs\x12\x1b\n\topened_us\x18f \x01(\x04R\x08openedUs\x12\x1a\n\x08clusters\x18g \x01(\rR\x08clusters2\xe2\x01\n\x11FederationService\x12i\n\x10ReportFederation\x12(.sandbox.sync.v1.ReportFederationRequest\x1a).sandbox.sync.v1.ReportFederationResponse(\x01\x12b\n\x0fWatchFederation\x12\'.sandbox.sync.v1.WatchFederationRequest\x1a$.sandbox.sync.v1.FederationBroadcast0\x01b\x06proto3'
 )
 
 
