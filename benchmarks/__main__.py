@@ -29,7 +29,7 @@ from benchmarks.measure import Figure
 #: costs another one memory or threads.
 BENCHMARKS = (
     "core", "codec", "latency", "hub", "identity", "exposition", "startup", "simulation", "placement", "kubernetes",
-    "kubernetes_status",
+    "kubernetes_status", "faults",
 )  # fmt: skip
 
 #: Has a page of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +15,9 @@ import trio_asyncio
 from trio_asyncio._base import TrioAsyncioExit
 
 _T = TypeVar("_T")
+
+#: Callbacks that run one after the other before Trio's other tasks have their turn.
+_AT_ONCE = 64
 
 log = structlog.get_logger("trio_federation.rpc")
 
@@ -54,7 +57,9 @@ async def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _keep_turning(loop: Any, interrupted: Callable[[BaseException], None]) -> None:
-    """Have a loop turn on after a SystemExit or KeyboardInterrupt, which `interrupted` is told of.
+    """Have a loop turn on after a SystemExit or KeyboardInterrupt, which `interrupted` is told of; and run in each of
+    Trio's rounds all callbacks that wait, up to _AT_ONCE, and not one: a round lasts as long as all tasks together have
+    to do in it, and a message takes several callbacks.
 
     Left to themselves, these end trio-asyncio's loop on the spot. Whoever waits for asyncio code then waits for ever,
     also to be cancelled, because a cancellation is a callback like any other; and the process does not end."""
@@ -65,6 +70,10 @@ def _keep_turning(loop: Any, interrupted: Callable[[BaseException], None]) -> No
     async def turn_on(no_wait: bool = False) -> None:
         try:
             await turn(no_wait)
+            if not no_wait:
+                with suppress(trio.WouldBlock):
+                    for _ in range(min(_AT_ONCE, loop._q_recv.statistics().current_buffer_used)):
+                        await turn(True)
         except TrioAsyncioExit:  # a kind of SystemExit, by which trio-asyncio stops the loop
             raise
         except (SystemExit, KeyboardInterrupt) as error:
