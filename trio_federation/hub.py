@@ -31,6 +31,7 @@ from trio_federation.limits import Allowance, Limiter
 from trio_federation.metrics import FederationMetrics
 from trio_federation.outbox import Outbox, cluster_of, newest, without_cluster
 from trio_federation.policy import Breach, Policies, Policy
+from trio_federation.registry import RegistryHeld
 from trio_federation.rpc import (
     ConnectionSettings,
     Cut,
@@ -286,6 +287,11 @@ class Hub:
             if self._store.is_fresh(record, now) and not self._sessions.hides(record.cluster_id, now):
                 envs.setdefault((record.namespace, record.env_name), []).append(record)
         yield from envs.values()
+
+    def held(self) -> RegistryHeld:
+        """What is kept now, without looking for what has run out."""
+        held = self._store.held()
+        return RegistryHeld(held["records"], held["tombstones"], held["instances"])
 
     def health(self) -> dict[str, Any]:
         """What it has to do, for `/readyz`."""

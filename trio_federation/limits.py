@@ -15,18 +15,18 @@ BURST = 10.0
 
 
 class Allowance:
-    """How much may still come: `rate` a second, and up to BURST seconds of it at once. It begins full.
+    """How much may still come: `rate` a second, and up to BURST seconds of it at once. It begins full, or with `first`.
 
     Raises ValueError for a rate that is not a positive number."""
 
     __slots__ = ("_at", "_left", "_most", "_rate")
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, *, first: float = math.inf) -> None:
         if not 0 < rate < math.inf:
             raise ValueError(f"a rate of {rate} is not a positive number")
         self._rate = rate
         self._most = rate * BURST
-        self._left = self._most
+        self._left = min(first, self._most)
         self._at = -math.inf
 
     def take(self, amount: int, now: float) -> bool:
@@ -49,7 +49,7 @@ class Allowance:
         return amount <= self._most
 
     def _left_at(self, now: float) -> float:
-        if now <= self._at:
+        if now <= self._at or self._at == -math.inf:
             return self._left
         return min(self._most, self._left + (now - self._at) * self._rate)
 

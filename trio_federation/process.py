@@ -188,7 +188,9 @@ def _answers(
     def exposition() -> AsyncIterator[bytes]:
         if agent is not None:
             return agent.exposition()
-        return metrics.exposition(hub.by_env() if hub is not None else [], now=clock())
+        if hub is not None:
+            return metrics.exposition(hub.by_env(), now=clock(), held=hub.held)
+        return metrics.exposition([], now=clock())
 
     def readiness() -> dict[str, Any]:
         if agent is not None:

@@ -30,6 +30,9 @@ from trio_federation.limits import Allowance
 #: every 100 ms, which is more than any gRPC library sends, is a tenth of it. What comes at once and has not been
 #: answered yet is a hundred calls at most, as no more may be open, each of them two or three frames.
 FREE: Final = 100.0
+#: What of it a peer begins with, so that one that is cut off and comes back costs no more than one that stays: enough
+#: for a hundred calls that are opened at once, which is as many as may be open.
+FIRST: Final = 300.0
 #: What a DATA frame that this side sends earns: a WINDOW_UPDATE of its stream and one of the connection, and for gRPC
 #: libraries that estimate the bandwidth by what they get, a ping, and the settings that follow from it.
 EARNED_BY_DATA: Final = 4
@@ -66,7 +69,7 @@ class FrameBudget:
 
     def __init__(self) -> None:
         self._earned = 0
-        self._free = Allowance(FREE)
+        self._free = Allowance(FREE, first=FIRST)
         self._small = Allowance(SMALL_RATE)
 
     def received(self, frame: Frame, now: float) -> str | None:
