@@ -23,7 +23,7 @@ from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The folders whose tests mostly wait. To be chosen so that both runs take about as long.
-WAITING = ("tests/apiserver", "tests/process")
+WAITING = ("tests/apiserver", "tests/chaos", "tests/process", "tests/soak")
 #: what ends both runs early, in their own way
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: seconds between two looks at what a run has said

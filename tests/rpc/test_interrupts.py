@@ -255,6 +255,30 @@ def test_it_ends_the_process_with_its_traceback(kind: str) -> None:
     assert f"{INTERRUPTS[kind].__name__}: from inside" in ended.stderr
 
 
+def end_at_once(kind: str) -> None:
+    """A program that is ended by the first thing that its bridge does, while somebody waits for asyncio code."""
+
+    def fail() -> NoReturn:
+        raise INTERRUPTS[kind]("from inside")
+
+    async def run() -> None:
+        async with open_bridge():
+            loop = trio_asyncio.current_loop.get()
+            assert loop is not None
+            loop.call_soon(fail)
+            await bridge.run(asyncio.sleep(PATIENCE))
+
+    trio.run(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", INTERRUPTS)
+def test_the_first_callback_of_a_bridge_is_no_exception(kind: str) -> None:
+    ended = run_here("end_at_once", kind)
+    assert ended.returncode == 1
+    assert f"{INTERRUPTS[kind].__name__}: from inside" in ended.stderr
+
+
 def press_ctrl_c() -> None:
     """Run after run of busy calls, each ended by a Ctrl-C at another moment of it."""
 
