@@ -26,7 +26,7 @@ from trio_federation.health import HubHealth, Tell
 from trio_federation.identity import OwnIdentity
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
-from trio_federation.reporter import ACCEPTANCE_TIME, Reporter
+from trio_federation.reporter import Reporter
 from trio_federation.retry import Backoff, failures_of, first_window
 from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Cut, Dialer, HubConnection, ReportCall, WatchCall
 from trio_federation.standing import Standing
@@ -38,6 +38,8 @@ log = structlog.get_logger("trio_federation.link")
 #: every gRPC server allows.
 _CALMER = 2
 _CALMEST = 330.0
+#: Seconds after which a call that the hub has not objected to counts as working: hubs need not say that it does.
+_OBJECTION_TIME = 2.0
 
 
 class _Trouble:
@@ -289,7 +291,7 @@ class HubLink:
         limit = self.watcher.silence_limit
         given_up_at = trio.current_time() + limit
         while True:
-            with trio.move_on_at(min(trio.current_time() + ACCEPTANCE_TIME, given_up_at)) as waiting:
+            with trio.move_on_at(min(trio.current_time() + _OBJECTION_TIME, given_up_at)) as waiting:
                 await call.wait_accepted()
             if not waiting.cancelled_caught:
                 break

@@ -19,8 +19,6 @@ from trio_federation.rpc import ReportCall
 from trio_federation.waits import microseconds
 from trio_federation.wire import AT_ONCE, report_messages
 
-#: Seconds within which a hub accepts a report, if it is one that says so before the end.
-ACCEPTANCE_TIME = 2.0
 #: Seconds for which changes are gathered before they are sent.
 DEBOUNCE = 0.2
 
@@ -44,8 +42,8 @@ class Reporter:
         self._began = clock()
         #: whether the open call has had its first message
         self._said_something = False
-        #: whether this hub is one that tells at once that it takes a report; None: not known
-        self._hub_accepts: bool | None = None
+        #: whether this hub is known to tell at once that it takes a report
+        self._hub_accepts = False
         self._patience = trio.CancelScope()
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
@@ -120,16 +118,12 @@ class Reporter:
     async def _wait_accepted(self, call: ReportCall) -> None:
         """Wait for the hub's first word on a call, of a hub that is known to say one. What is told to a process that
         stands still, or to a proxy before one, would be old when it goes on."""
-        if self.stopping or self._hub_accepts is False:
+        if self.stopping or not self._hub_accepts:
             return
-        limit = (
-            self._settings.silence_limit if self._hub_accepts else min(ACCEPTANCE_TIME, self._settings.silence_limit)
-        )
-        with trio.move_on_after(limit) as self._patience:
+        with trio.move_on_after(self._settings.silence_limit) as self._patience:
             await call.accepted.wait()
-        if not (call.accepted.is_set() or self.stopping):
-            # One that did so before may be another one now.
-            self._hub_accepts = None if self._hub_accepts else False
+        # One that did so before may be another one now.
+        self._hub_accepts = call.accepted.is_set() or self.stopping
 
     async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), AT_ONCE):

@@ -339,7 +339,8 @@ def _run(main: Callable[[], Awaitable[T]]) -> T:
     """Run it on virtual time, and the same way each time, so that what was found once is found again."""
 
     async def in_order() -> T:
-        with seeded_scheduling("fuzz"):
+        # Under which an agent opens its calls in the order of the conversations that are fed to it.
+        with seeded_scheduling("d"):
             return await main()
 
     with no_fault_told():

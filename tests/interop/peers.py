@@ -199,8 +199,10 @@ class HubReport:
         self._put, self._messages = trio.open_memory_channel[Any](math.inf)
 
     def put(self, message: Any) -> None:
-        """Called in Trio's thread, for each message."""
-        self._put.send_nowait(message)
+        """Called in Trio's thread, for each message. One without records, with which an agent begins, only tells its
+        time, and is nothing to a hub that does not look for that."""
+        if getattr(message, "items", True):
+            self._put.send_nowait(message)
 
     async def next(self) -> Any:
         """The next message; None where the agent has ended the report, BrokenOff where it is gone."""
