@@ -261,7 +261,7 @@ async def _ask_everything(port: int, files: Files | None = None, token: str | No
     base = f"{'https' if files else 'http'}://127.0.0.1:{port}"
     good = f"Bearer {token or WRONG}".encode()
     json = (b"content-type", b"application/json")
-    # A server may end a connection after an answer to a body that it has not read, while the next request is on its way.
+    # A server may end a connection after answering a body that it has not read, while the next request is on its way.
     once = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(
         trust_env=False, verify=verify, base_url=base, timeout=PATIENCE, limits=once
