@@ -139,8 +139,6 @@ class HubLink:
         self._broke = False
         #: how a call on this connection was refused for who we are
         self._refused: RpcError | None = None
-        #: set when the hub has said anything on this connection
-        self._heard = trio.Event()
         #: records that were sent on a report call which the hub has not accepted yet
         self._unheeded = 0
         #: the calls that have ever worked, and how often connecting failed before they did this time
@@ -198,7 +196,6 @@ class HubLink:
         """One connection, from dialling to its end, which is always an RpcError, alone or in a group."""
         self._renewals = self._identity.renewals()
         stream = await self._dial()
-        self._heard = trio.Event()
         settings = ConnectionSettings(keepalive=self._keepalive, silence_limit=self._silence_limit)
         async with trio.open_nursery() as nursery:
             connection = await HubConnection.open(
@@ -258,6 +255,8 @@ class HubLink:
                     # A hub answers before the end only to refuse, and that has to be noticed while nothing is being
                     # sent.
                     nursery.start_soon(self._wait_answered, call)
+                    if self.watcher.watching and not self.watcher.hub_beats:
+                        self.reporter.hub_accepts = False  # by what it tells, it is an older one now
                     await self.reporter.report(call, self._reported)
                 self.said_goodbye.set()
                 return
@@ -286,19 +285,15 @@ class HubLink:
 
     async def _wait_accepted(self, trouble: _Trouble, call: ReportCall | WatchCall) -> bool:
         """Tell log and metrics that a call works: the hub says so, or, if it is one that does not, raises no
-        objection. One that has not said a word on this connection has not even taken notice. Returns whether the hub
-        has said so."""
+        objection. Returns whether the hub has said so."""
         limit = self.watcher.silence_limit
         given_up_at = trio.current_time() + limit
         while True:
             with trio.move_on_at(min(trio.current_time() + _OBJECTION_TIME, given_up_at)) as waiting:
                 await call.wait_accepted()
-            if not waiting.cancelled_caught:
-                break
-            if not self.watcher.hub_beats:
-                await self._heard.wait()
-                break
             # A hub that gives signs of life also says at once that it takes a call.
+            if not waiting.cancelled_caught or not self.watcher.hub_beats:
+                break
             if trio.current_time() >= given_up_at:
                 raise Unavailable(f"the {trouble.what} was not answered for {limit:g} s", peer=self.name)
         self._worked = True
@@ -334,7 +329,6 @@ class HubLink:
 
     def _traffic(self, sent: int, received: int) -> None:
         if received:
-            self._heard.set()
             if trio.current_time() >= self._takes_reports_from:
                 self._stands_now(self._standing.accepted)
             if self.health.any_up:

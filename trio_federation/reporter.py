@@ -43,7 +43,7 @@ class Reporter:
         #: whether the open call has had its first message
         self._said_something = False
         #: whether this hub is known to tell at once that it takes a report
-        self._hub_accepts = False
+        self.hub_accepts = False
         self._patience = trio.CancelScope()
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
@@ -113,17 +113,17 @@ class Reporter:
         finally:
             self.reporting = False
             if call.accepted.is_set():
-                self._hub_accepts = True
+                self.hub_accepts = True
 
     async def _wait_accepted(self, call: ReportCall) -> None:
         """Wait for the hub's first word on a call, of a hub that is known to say one. What is told to a process that
         stands still, or to a proxy before one, would be old when it goes on."""
-        if self.stopping or not self._hub_accepts:
+        if self.stopping or not self.hub_accepts:
             return
         with trio.move_on_after(self._settings.silence_limit) as self._patience:
             await call.accepted.wait()
-        # One that did so before may be another one now.
-        self._hub_accepts = call.accepted.is_set() or self.stopping
+        if not (call.accepted.is_set() or self.stopping):
+            raise Unavailable(f"the report was not answered for {self._settings.silence_limit:g} s", peer=call.peer)
 
     async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), AT_ONCE):
