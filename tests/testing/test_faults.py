@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 import structlog.testing
 import trio
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trio_federation.capacity import Withdrawal
@@ -509,9 +509,9 @@ def _anything(story: tuple[int, int, list[tuple[float, str, str, int | None, flo
 
 @pytest.mark.slow
 @pytest.mark.xfail(
-    strict=True, reason="with faults on top of each other, a record was told some 0.1 s younger than it is; see the ages"
+    strict=True, reason="with faults on top of each other, a record was told some 0.1 s younger than it is"
 )
-@settings(max_examples=20)
+@settings(max_examples=20, phases=[Phase.explicit, Phase.generate])  # what is known to fail need not be made small
 @given(_stories())
 def test_any_faults_together_keep_every_invariant(
     story: tuple[int, int, list[tuple[float, str, str, int | None, float]]],
