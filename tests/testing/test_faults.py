@@ -511,7 +511,7 @@ def _anything(story: tuple[int, int, list[tuple[float, str, str, int | None, flo
 @pytest.mark.xfail(
     strict=True,
     raises=InvariantBroken,
-    reason="an agent that has just started does not wait for a hub's acceptance, so what it says first may look younger",
+    reason="an agent that has just started does not wait for a hub to accept, so what it says first may look younger",
 )
 # What is known to fail need not be made small.
 @settings(max_examples=20, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
