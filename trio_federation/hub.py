@@ -71,6 +71,12 @@ TAKEN_AT_ONCE = 2 * AT_ONCE
 #: Seconds between signs of life on a watch, at the least, whatever its caller asks for.
 _QUICKEST_BEAT = 0.1
 
+_UNBOUNDED = Fault(
+    "unbounded_age",
+    "a record of unknown age: whoever tells its time in sent_us has to tell in opened_us, too, when it first heard the"
+    " hub on that call; or no time at all",
+)
+
 #: Records that are grouped in one go.
 _PAUSE_EVERY = 500
 
@@ -480,7 +486,8 @@ class Hub:
                     peer=call.peer,
                     credential=caller.credential,
                 )
-                waits = Waits(self._clock())
+                accepted_at = self._clock()
+                waits = Waits(accepted_at)
                 await call.accept()
                 message = await self._first_message(call.receive)
                 while message is not None:
@@ -494,6 +501,7 @@ class Hub:
                     if not self._sessions.is_current(session):
                         # Replaced in this very moment: late data changes nothing.
                         raise _replaced(caller.cluster_id)
+                    may_count = waits.bounds(message.sent_us, message.opened_us)
                     waited = waits.waited(message.sent_us, message.opened_us, now)
                     if waited >= self.settings.ttl:
                         late = Late(
@@ -501,13 +509,17 @@ class Hub:
                         )
                         call.end_connection(late.message, Cut.LATE)
                         raise late
-                    for part in parts_of(message, TAKEN_AT_ONCE):
-                        self._take(caller.cluster_id, policy, part, now, waited)
-                        if part is not message:
-                            # One that says very much must not hold up the others.
-                            await trio.lowlevel.checkpoint()
-                            if not self._sessions.is_current(session):
-                                raise _replaced(caller.cluster_id)
+                    if may_count:
+                        for part in parts_of(message, TAKEN_AT_ONCE):
+                            self._take(caller.cluster_id, policy, part, now, waited)
+                            if part is not message:
+                                # One that says very much must not hold up the others.
+                                await trio.lowlevel.checkpoint()
+                                if not self._sessions.is_current(session):
+                                    raise _replaced(caller.cluster_id)
+                    elif now > accepted_at + self.settings.limits.first_message:
+                        # Who had not heard of us tells it once more when it has; this one never does.
+                        self._refused(caller.cluster_id, [_UNBOUNDED] * len(message.items))
                     message = await call.receive()
                 said_goodbye = True
                 await call.answer()

@@ -255,8 +255,6 @@ class HubLink:
                     # A hub answers before the end only to refuse, and that has to be noticed while nothing is being
                     # sent.
                     nursery.start_soon(self._wait_answered, call)
-                    if self.watcher.watching and not self.watcher.hub_beats:
-                        self.reporter.hub_accepts = False  # by what it tells, it is an older one now
                     await self.reporter.report(call, self._reported)
                 self.said_goodbye.set()
                 return
@@ -272,6 +270,7 @@ class HubLink:
             # must not pass for the reporter then. A hub that still talks to us after the silence limit hears us.
             self._takes_reports_from = trio.current_time() + self._silence_limit
             await call.wait_accepted()
+        self.reporter.accepted()
         self._stands_now(self._standing.accepted)
         await call.wait_answered()
         if not self.reporter.stopping:

@@ -1,9 +1,14 @@
 """Keeps one hub told what this cluster has: everything at once when a report call opens, then changes as they happen,
 and everything again every resync interval; at the end, that all of it is withdrawn. What is true is `local.py`'s
-business, when to connect `link.py`'s."""
+business, when to connect `link.py`'s.
+
+A hub of ours accepts a call at once, and takes nothing before it was told when we heard that (`waits.py`); one that
+does not count the time accepts nothing before the end. Which of them it is nobody knows at first. So a call's hub is
+given a moment to accept; then it is told everything, and once more when it does accept after all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import trio
@@ -40,10 +45,10 @@ class Reporter:
         self._sent: Callable[[int], None] = _ignore
         #: from when on the messages' own times count
         self._began = clock()
-        #: whether the open call has had its first message
-        self._said_something = False
-        #: whether this hub is known to tell at once that it takes a report
-        self.hub_accepts = False
+        #: whether the hub was told, on the open call, when we heard it first
+        self._told_opening = False
+        #: whether this hub told on its last call that it takes a report
+        self._hub_accepts = False
         self._patience = trio.CancelScope()
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
@@ -59,6 +64,10 @@ class Reporter:
             self._outbox.offer(changes)
             if self._outbox:
                 self._something.set()
+
+    def accepted(self) -> None:
+        """The hub has told that it takes the open call."""
+        self._something.set()
 
     def stop(self) -> None:
         """From now on there is only one thing left to say, and after that `report` returns."""
@@ -82,25 +91,26 @@ class Reporter:
 
         Raises an RpcError when the call fails."""
         self.reporting = True
-        self._said_something = False
+        self._told_opening = False
         self._sent = sent
         try:
             await self._wait_accepted(call)
+            said_something = False
             resync_at = trio.current_time()
-            # The first resync comes early. Where this process takes over from one that started together with it, the
-            # hub is right not to believe what was observed before that one's withdrawal; what the sources say after
-            # the takeover has to follow soon.
-            interval = self._settings.report_interval + DEBOUNCE
             while not self.stopping:
-                if trio.current_time() >= resync_at:
+                # What was told before the hub had accepted counts for nothing with one that looks at the time.
+                opens = not (said_something and (self._told_opening or call.accepted_at is None))
+                if opens or trio.current_time() >= resync_at:
+                    if opens:
+                        await self._open(call)
+                        said_something = True
                     self._outbox.clear()
-                    everything = self._truth.everything(self._clock())
-                    if not self._said_something:
-                        # A hub gives a call only so long for its first message, and finds out by it how quick one is.
-                        await self._send_message(call, ReportFederationRequest(), self._clock())
-                    await self._send(call, everything)
-                    resync_at = trio.current_time() + min(interval, self._settings.resync_interval)
-                    interval = self._settings.resync_interval
+                    await self._send(call, self._truth.everything(self._clock()))
+                    # The first resync comes early. Where this process takes over from one that started together with
+                    # it, the hub is right not to believe what was observed before that one's withdrawal; what the
+                    # sources say after the takeover has to follow soon.
+                    soon = self._settings.report_interval + DEBOUNCE if opens else math.inf
+                    resync_at = trio.current_time() + min(soon, self._settings.resync_interval)
                 elif self._outbox:
                     await trio.sleep(DEBOUNCE)
                     await self._send(call, self._outbox.take(AT_ONCE))
@@ -108,39 +118,46 @@ class Reporter:
                     self._something = trio.Event()
                     with trio.move_on_at(resync_at):
                         await self._something.wait()
-            await self._send(call, self._truth.withdrawn(self._clock()))
+            if not self._told_opening and call.accepted_at is not None:
+                await self._open(call)
+            # To a hub that has not accepted this is not told again, and has to count, however late it comes.
+            await self._send(call, self._truth.withdrawn(self._clock()), timed=self._told_opening)
             await call.end()
         finally:
             self.reporting = False
-            if call.accepted.is_set():
-                self.hub_accepts = True
+            self._hub_accepts = call.accepted.is_set()
 
     async def _wait_accepted(self, call: ReportCall) -> None:
-        """Wait for the hub's first word on a call, of a hub that is known to say one. What is told to a process that
-        stands still, or to a proxy before one, would be old when it goes on."""
-        if self.stopping or not self.hub_accepts:
+        """Wait for the hub's first word on a call: what is told to a process that stands still, or to a proxy before
+        one, would be old when it goes on. An older hub says nothing before the end, and must not wait for long."""
+        if self.stopping:
             return
-        with trio.move_on_after(self._settings.silence_limit) as self._patience:
+        patience = self._settings.silence_limit if self._hub_accepts else DEBOUNCE
+        with trio.move_on_after(patience) as self._patience:
             await call.accepted.wait()
-        if not (call.accepted.is_set() or self.stopping):
-            raise Unavailable(f"the report was not answered for {self._settings.silence_limit:g} s", peer=call.peer)
 
-    async def _send(self, call: ReportCall, changes: Sequence[Change]) -> None:
+    async def _open(self, call: ReportCall) -> None:
+        """Say nothing: a hub gives a call only so long for its first message, and finds out by it how quick one is. And
+        say when we heard the hub first, if we have."""
+        message, now = ReportFederationRequest(), self._clock()
+        message.sent_us = microseconds(now - self._began)
+        if call.accepted_at is not None:
+            message.opened_us = microseconds(now - (trio.current_time() - call.accepted_at) - self._began)
+            self._told_opening = True
+        await self._send_message(call, message)
+
+    async def _send(self, call: ReportCall, changes: Sequence[Change], *, timed: bool = True) -> None:
+        """`timed`: whether the hub is to find out for how long each message has waited."""
         for start in range(0, len(changes), AT_ONCE):
             now = self._clock()
             for message in report_messages(changes[start : start + AT_ONCE], now):
-                await self._send_message(call, message, now)
+                if timed:
+                    message.sent_us = microseconds(now - self._began)
+                await self._send_message(call, message)
                 self.has_reported = True
                 self._sent(len(message.items))
 
-    async def _send_message(self, call: ReportCall, message: ReportFederationRequest, now: float) -> None:
-        """Send a message whose ages are those of `now`. What it waits from here on, the hub finds out."""
-        message.sent_us = microseconds(now - self._began)
-        if not self._said_something and call.accepted_at is not None:
-            # When we heard the hub first, on the same clock.
-            heard = self._clock() - (trio.current_time() - call.accepted_at)
-            message.opened_us = microseconds(heard - self._began)
-        self._said_something = True
+    async def _send_message(self, call: ReportCall, message: ReportFederationRequest) -> None:
         with trio.move_on_after(self._settings.silence_limit) as scope:
             await call.send(message)
         if scope.cancelled_caught:

@@ -13,7 +13,8 @@ how much longer one took than the quickest so far. Two things are added to that:
 - The first messages have nothing to be compared with, and they are those that may have lain in the buffers of a peer
   that stood still when the call was made. But the sender first heard the receiver after that had begun to speak, and
   tells when, on its own clock. As if a message had been sent at the one moment and had arrived at the other, no message
-  can have been quicker than that. This counts for a while; after that, it is the quickest message."""
+  can have been quicker than that. This counts for a while; after that, it is the quickest message. Who speaks before it
+  has heard the receiver cannot tell: of what it says then nobody knows how old it is."""
 
 from __future__ import annotations
 
@@ -33,16 +34,24 @@ class Waits:
     `began`: when this side began to speak, in seconds on its clock: before it opened the call, or, of one that the
     other side has opened, before it told that it serves it."""
 
-    __slots__ = ("_at", "_began", "_opening", "_opening_until", "_quickest")
+    __slots__ = ("_at", "_began", "_is_opened", "_opening", "_opening_until", "_quickest")
 
     def __init__(self, began: float) -> None:
         self._began = began
-        #: the difference of the clocks of a message that took no time, as far as the opening tells; None: not known
+        #: whether the sender has told when it first heard this side
+        self._is_opened = False
+        #: the difference of the clocks of a message that took no time, as far as the opening tells; None: not known,
+        #: or over
         self._opening: float | None = None
         self._opening_until = 0.0
         #: that of the quickest message, as it was at a moment
         self._quickest: float | None = None
         self._at = 0.0
+
+    def bounds(self, sent_us: int, opened_us: int) -> bool:
+        """Whether a message about to be read can be held against the call's opening, as it tells of that or one before
+        it has. What an older peer says, which does not tell the time, passes for new."""
+        return sent_us <= 0 or opened_us > 0 or self._is_opened
 
     def waited(self, sent_us: int, opened_us: int, now: float) -> float:
         """For how many seconds a message had waited that is read at `now`, in seconds on this side's clock; 0.0 where
@@ -50,11 +59,12 @@ class Waits:
         if sent_us <= 0:
             return 0.0
         lag = now - sent_us / 1e6
+        if opened_us > 0 and not self._is_opened:
+            self._is_opened = True
+            self._opening = self._began - opened_us / 1e6
+            self._opening_until = now + OPENING_COUNTS_FOR
         if self._quickest is None:
             self._quickest, self._at = lag, now
-            if opened_us > 0:
-                self._opening = self._began - opened_us / 1e6
-                self._opening_until = now + OPENING_COUNTS_FOR
         else:
             self._quickest = min(lag, self._quickest + LEAK * max(0.0, now - self._at))
             self._at = max(self._at, now)

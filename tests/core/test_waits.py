@@ -60,16 +60,18 @@ def in_order(sent: Iterable[Sent]) -> list[Sent]:
     return found
 
 
-def counted(clocks: Clocks, sent: Sequence[Sent], *, opening: float | None) -> list[float]:
+def counted(clocks: Clocks, sent: Sequence[Sent], *, opening: float | None, told_in: int = 0) -> list[float]:
     """What a receiver counts of messages that come in. It has begun the connection at 0, and its sender has heard of
-    it `opening` seconds later; None: it does not tell."""
+    it `opening` seconds later; None: it does not tell. `told_in`: the number of the message that tells it."""
     waits = Waits(clocks.receiver(0.0))
-    opened_us = 0 if opening is None else microseconds(clocks.sender(opening))
     found = []
     for number, each in enumerate(sent):
+        tells = opening is not None and number == told_in
+        opened_us = microseconds(clocks.sender(opening)) if tells and opening is not None else 0
         sent_us = microseconds(clocks.sender(each.at))
         now = clocks.receiver(each.at + each.delay)
-        found.append(waits.waited(sent_us, 0 if number else opened_us, now))
+        assert waits.bounds(sent_us, opened_us) == (opening is not None and number >= told_in)
+        found.append(waits.waited(sent_us, opened_us, now))
     return found
 
 
@@ -98,10 +100,10 @@ class Expected(NamedTuple):
     at_most: float
 
 
-def expected(clocks: Clocks, sent: Sequence[Sent], opening: float | None) -> list[Expected]:
+def expected(clocks: Clocks, sent: Sequence[Sent], opening: float | None, told_in: int) -> list[Expected]:
     """What may be counted of each message, told by somebody who looks at the true time. Naive: of each message it asks
     all before it."""
-    first_read = clocks.receiver(sent[0].at + sent[0].delay)
+    told_at = clocks.receiver(sent[told_in].at + sent[told_in].delay) if told_in < len(sent) else math.inf
     found = []
     for number, each in enumerate(sent):
         read_at = each.at + each.delay
@@ -112,7 +114,7 @@ def expected(clocks: Clocks, sent: Sequence[Sent], opening: float | None) -> lis
             forgotten = LEAK * (clocks.receiver(read_at) - clocks.receiver(one_read_at))
             quickest = min(quickest, one.delay + forgotten + apart)
             least = min(least, one.delay - apart)
-        if opening is not None and clocks.receiver(read_at) < first_read + OPENING_COUNTS_FOR:
+        if opening is not None and number >= told_in and clocks.receiver(read_at) < told_at + OPENING_COUNTS_FOR:
             # As if a message had come before it was sent, as long as the opening took.
             quickest = min(quickest, -opening + clocks.apart(read_at))
             least = min(least, -opening - clocks.apart(read_at))
@@ -120,20 +122,22 @@ def expected(clocks: Clocks, sent: Sequence[Sent], opening: float | None) -> lis
     return found
 
 
-@given(clocks=clocks_of_any_kind, story=stories(), tells=st.booleans())
-@example(clocks=Clocks(), story=(0.0, [Sent(0.0, 11.9), Sent(11.9, 0.0)]), tells=True)
-@example(clocks=Clocks(), story=(3.0, [Sent(3.0, 5.0), Sent(4.0, 8.0), Sent(70.0, 8.0)]), tells=True)
+@given(clocks=clocks_of_any_kind, story=stories(), told_in=st.one_of(st.none(), st.just(0), st.integers(0, 5)))
+@example(clocks=Clocks(), story=(0.0, [Sent(0.0, 11.9), Sent(11.9, 0.0)]), told_in=0)
+@example(clocks=Clocks(), story=(3.0, [Sent(3.0, 5.0), Sent(4.0, 8.0), Sent(70.0, 8.0)]), told_in=0)
+@example(clocks=Clocks(), story=(3.0, [Sent(3.0, 5.0), Sent(4.0, 8.0), Sent(12.5, 8.0)]), told_in=1)
 def test_a_message_is_never_counted_younger_or_older_than_that(
-    clocks: Clocks, story: tuple[float, list[Sent]], tells: bool
+    clocks: Clocks, story: tuple[float, list[Sent]], told_in: int | None
 ) -> None:
     """A message is counted for no less than it took longer than the quickest so far, but for what is forgotten of that
-    and what the clocks came apart; and, for a while, for all that it took and the opening besides. It is counted for no
+    and what the clocks came apart; and, for a while, for all that it took and the opening besides, from the message on
+    that tells of that. It is counted for no
     more than that, and never for more than it took once the opening does not count."""
     opening, sent = story
-    heard = opening if tells else None
-    found = counted(clocks, sent, opening=heard)
+    heard = None if told_in is None else opening
+    found = counted(clocks, sent, opening=heard, told_in=told_in or 0)
     slack = TINY + 1e-14 * (abs(clocks.sender_offset) + abs(clocks.receiver_offset)) * 100
-    for wait, bounds in zip(found, expected(clocks, sent, heard), strict=True):
+    for wait, bounds in zip(found, expected(clocks, sent, heard, told_in or 0), strict=True):
         assert bounds.at_least - slack <= wait <= max(0.0, bounds.at_most) + slack
 
 
@@ -200,6 +204,20 @@ def test_a_peer_that_does_not_tell_is_never_late() -> None:
     assert waits.waited(1_000_000, 0, 9001.0) == 0.0
     assert waits.waited(0, 0, 9500.0) == 0.0
     assert waits.waited(2_000_000, 0, 9004.0) == pytest.approx(2.0 - 3 * LEAK)
+
+
+def test_only_what_can_be_held_against_an_opening_is_bounded() -> None:
+    """A time alone bounds nothing, before the opening was told; who tells no time at all is taken at its word."""
+    waits = Waits(100.0)
+    assert waits.bounds(0, 0)
+    assert not waits.bounds(1, 0)
+    assert waits.waited(1_000_000, 0, 108.0) == 0.0
+    assert not waits.bounds(2_000_000, 0)
+    assert waits.bounds(3_000_000, 3_000_000)
+    assert not waits.bounds(3_000_000, 0)
+    # Sent when it had heard what was said at 100 s; quicker than that can nothing have been.
+    assert waits.waited(3_000_000, 3_000_000, 110.0) == pytest.approx(10.0)
+    assert waits.bounds(4_000_000, 0)
 
 
 def test_an_opening_that_is_a_lie_hides_nothing() -> None:

@@ -4,14 +4,17 @@ hubs and from them. And the signs of life that hubs give on a watch, by which an
 from __future__ import annotations
 
 import json
+import math
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import structlog.testing
 import trio
 from structlog.typing import EventDict
 from trio.testing import MockClock
@@ -28,6 +31,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
     ReportFederationRequest,
     WatchFederationRequest,
 )
+from trio_federation.reporter import DEBOUNCE
 from trio_federation.rpc import IncomingReport, IncomingWatch, MemoryLink, WatchCall, tcp_dialer
 from trio_federation.testing.invariants import AgesNeverShrink, NothingOutlivesItsTtl, every_invariant
 from trio_federation.waits import microseconds
@@ -404,6 +408,204 @@ async def test_uptimes_grow_on_their_way_as_ages_do(stamped: bool, autojump_cloc
             await trio.sleep(0.1)
             taken_at = sent_at if stamped else sent_at + 8.0
             assert of_east(fed.hubs[0].hub) == pytest.approx((taken_at - 1.0, taken_at - 60.0), abs=0.001)
+
+
+# --- what an agent says before it has heard the hub ------------------------------------------------------------------
+
+
+class Heard(NamedTuple):
+    """A message of a report: when it came, and what it tells of times; its records, by how many are idle."""
+
+    at: float
+    sent_us: int
+    opened_us: int
+    idle: list[int]
+    withdrawn: int
+
+
+class Listening:
+    """A hub's report calls that take in what they are told. `accept_after`: for each call, seconds after which it says
+    so; infinite: never, like an older hub's, which counts on for the calls that follow."""
+
+    def __init__(self, *accept_after: float) -> None:
+        self._accept_after = list(accept_after)
+        #: by call, when it was opened and what it was told
+        self.calls: list[tuple[float, list[Heard]]] = []
+
+    async def report(self, call: IncomingReport) -> None:
+        """One call, to its end."""
+        heard: list[Heard] = []
+        self.calls.append((trio.current_time(), heard))
+        after = self._accept_after.pop(0) if len(self._accept_after) > 1 else self._accept_after[0]
+        async with trio.open_nursery() as nursery:
+
+            async def accept() -> None:
+                await trio.sleep(after)
+                await call.accept()
+
+            nursery.start_soon(accept)
+            while (message := await call.receive()) is not None:
+                idle = [each.idle for each in message.items if each.observed_for_ms < 2**40]
+                gone = len(message.items) - len(idle)
+                heard.append(Heard(trio.current_time(), message.sent_us, message.opened_us, idle, gone))
+            nursery.cancel_scope.cancel()
+        await call.answer()
+
+
+@asynccontextmanager
+async def told_to(listening: Listening) -> AsyncIterator[Simulation]:
+    """West, which has one pool with 3 idle, and reports to such a hub."""
+
+    async def watch(call: IncomingWatch) -> None:
+        await call.request()
+        await call.send(FederationBroadcast())
+        await trio.sleep_forever()
+
+    hub = ScriptedHub("listening", listening.report, watch)
+    async with simulated_federation("west", hubs=0, scripted_hubs=[hub], start=False) as fed:
+        fed["west"].source.set(member("west", idle=3))
+        await fed["west"].start()
+        yield fed
+
+
+async def test_a_hub_that_accepts_late_is_told_everything_again(autojump_clock: MockClock) -> None:
+    """It takes nothing that was told before, and has to know when it was heard before it is told anything that it
+    takes."""
+    listening = Listening(3.0, 0.0)
+    async with told_to(listening) as fed:
+        await trio.sleep(4.0)
+        ((opened_at, heard),) = listening.calls
+        before, after = heard[:2], heard[2:]
+        assert [each.at - opened_at for each in before] == pytest.approx([DEBOUNCE] * 2)
+        assert [(each.opened_us, each.idle) for each in before] == [(0, []), (0, [3])]
+        assert [each.at - opened_at for each in after] == pytest.approx([3.0] * 2)
+        assert [each.idle for each in after] == [[], [3]]
+        assert after[0].opened_us == after[0].sent_us
+        assert after[1].opened_us == 0
+        assert all(each.sent_us > 0 for each in heard)
+        # Whatever was on its way then is not said twice, and from the next call on there is nothing to say twice.
+        fed.cut("west")
+        await trio.sleep(2.0)
+        opened_at, heard = listening.calls[1]
+        assert [(each.at - opened_at, each.idle, each.opened_us > 0) for each in heard] == [
+            (0.0, [], True),
+            (0.0, [3], False),
+        ]
+
+
+async def test_an_older_hub_is_told_everything_at_once(autojump_clock: MockClock) -> None:
+    """It accepts nothing before the end, and is waited for only for a moment; also the one that follows on a hub that
+    accepts, but for its first call."""
+    listening = Listening(0.0, math.inf)
+    async with told_to(listening) as fed:
+        for waited_for in (0.0, fed.settings.silence_limit, DEBOUNCE, DEBOUNCE):
+            await trio.sleep(waited_for + 4.0)
+            opened_at, heard = listening.calls[-1]
+            assert [each.at - opened_at for each in heard] == pytest.approx([waited_for] * 2)
+            assert [each.idle for each in heard] == [[], [3]]
+            fed.cut("west")
+            await trio.sleep(1.0)
+        assert len(listening.calls) == 5
+
+
+async def test_a_goodbye_to_a_hub_that_was_never_heard_counts(autojump_clock: MockClock) -> None:
+    """It is not said twice, so it does not tell the time, and is taken by hubs that would not take it otherwise."""
+    listening = Listening(math.inf)
+    async with told_to(listening) as fed:
+        await trio.sleep(1.0)
+        await fed["west"].stop()
+        ((_, heard),) = listening.calls
+        assert [(each.idle, each.withdrawn, each.sent_us > 0) for each in heard] == [
+            ([], 0, True),
+            ([3], 0, True),
+            ([], 1, False),
+        ]
+
+
+async def test_a_goodbye_is_taken_from_who_has_not_heard_the_hub(autojump_clock: MockClock) -> None:
+    """East comes back over a slow line, and stops before the hub's first word has reached it."""
+    async with simulated_federation("west", "east") as fed:
+        fed["east"].source.set(member("east", idle=3))
+        await trio.sleep(6.0)
+        assert fed["west"].idle("east") == [3]
+        reporter = fed["east"].agent.links[0].reporter
+        fed.delay("east", 0.5)
+        fed.cut("east")
+        await trio.sleep(0.01)
+        while not reporter.reporting:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert fed["west"].idle("east") == [3]
+        stopped_at = trio.current_time()
+        await fed["east"].stop()
+        # There and back.
+        assert trio.current_time() - stopped_at == pytest.approx(1.0, abs=0.1)
+        assert fed["west"].known("east") == []
+
+
+async def test_who_starts_while_nothing_reaches_the_hub_is_no_younger_for_it(autojump_clock: MockClock) -> None:
+    """The hub talks, so the agent goes on and tells what it has; the hub reads that ten seconds later."""
+    async with simulated_federation("west", "east", start=False, invariants=every_invariant(), check_every=0.1) as fed:
+        await fed["west"].start()
+        fed["east"].source.set(member("east", idle=3))
+        fed.partition("east", one_way="to_hub")
+        await fed["east"].start()
+        await trio.sleep(10.0)
+        fed.heal("east")
+        for _ in range(100):
+            await trio.sleep(0.1)
+            assert all(claim >= -FORGOTTEN for claim in claims(fed, "west"))
+        assert fed["west"].idle("east") == [3]
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.15, 0.5, 1.5])
+async def test_who_starts_on_a_slow_line_is_no_younger_for_it(delay: float, autojump_clock: MockClock) -> None:
+    """However long that takes: at the latest, what counts is told when it has heard the hub."""
+    async with simulated_federation("west", "east", start=False, invariants=every_invariant(), check_every=0.05) as fed:
+        await fed["west"].start()
+        fed.delay("east", delay)
+        fed["east"].source.set(member("east", idle=3))
+        await fed["east"].start()
+        # The connection there and back, the hub's word on it, the call there and back, what it has heard.
+        await trio.sleep(6 * delay + 0.1)
+        assert fed["west"].idle("east") == [3]
+        # For as long as the opening counts, they look older by what that took: the way there and back.
+        assert claims(fed, "west") == [pytest.approx(delay, abs=FORGOTTEN)]
+        await trio.sleep(30.0)
+        assert claims(fed, "west") == [pytest.approx(0.0 - delay, abs=FORGOTTEN)]
+
+
+async def test_whoever_never_tells_when_it_heard_the_hub_is_not_taken(autojump_clock: MockClock) -> None:
+    """Nor is it passed over in silence: once it should have told, its records count as dropped, with a line for the
+    first. What it tells after it has told is taken."""
+    with structlog.testing.capture_logs() as logs:
+        async with simulated_federation("west", hubs=1) as fed, fed.connection("east", instance="aa") as connection:
+            hub = fed.hubs[0].hub
+            async with connection.report() as call:
+                await call.wait_accepted()
+                began = trio.current_time() - 1.0
+
+                async def tell(*, opened: bool, idle: int) -> None:
+                    message = ReportFederationRequest(items=[item(idle=idle)])
+                    message.sent_us = microseconds(trio.current_time() - began)
+                    message.opened_us = microseconds(1.0) if opened else 0
+                    await call.send(message)
+                    await trio.sleep(0.01)
+
+                await tell(opened=False, idle=1)
+                assert hub.snapshot() == []
+                assert counted(hub, "trio_federation_records_dropped_total") == 0.0
+                await trio.sleep(hub.settings.limits.first_message)
+                for dropped in (1, 2):
+                    await tell(opened=False, idle=1)
+                    assert hub.snapshot() == []
+                    assert counted(hub, "trio_federation_records_dropped_total", reason="unbounded_age") == dropped
+                (line,) = lines(logs, "record_dropped")
+                assert (line["log_level"], line["cluster"]) == ("warning", "east")
+                assert "opened_us" in line["detail"]
+                await tell(opened=True, idle=2)
+                await tell(opened=False, idle=3)
+                assert [record.idle for record in hub.snapshot()] == [3]
+                assert counted(hub, "trio_federation_records_dropped_total") == 2.0
 
 
 # --- signs of life ---------------------------------------------------------------------------------------------------

@@ -190,7 +190,8 @@ class ReportFederationRequest(betterproto2.Message):
 
     opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
     """
-    The same clock when the sender first heard of the receiver on this call; in its first message. 0: not said.
+    The same clock when the sender first heard of the receiver on this call; in its first message after that. A hub
+    cannot know how old is what came with a time before this, and takes nothing of it: tell it again. 0: not said.
     """
 
 
