@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 import structlog.testing
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trio_federation.capacity import Withdrawal
@@ -510,6 +510,20 @@ def _anything(story: tuple[int, int, list[tuple[float, str, str, int | None, flo
 @pytest.mark.slow
 @settings(max_examples=20)
 @given(_stories())
+# North was away while west's agent was replaced: it is told first what is left of the old one, then of the new one.
+@example(
+    (
+        0,
+        2,
+        [
+            (6.0, "partition", "east", None, 40.0),
+            (15.0, "suspend", "north", None, 24.0),
+            (2.0, "skewed kill", "west", None, 16.0),
+        ],
+    )
+)
+# A new agent begins while nothing of what it says arrives.
+@example((1404, 1, [(2.6, "to hub", "north", 0, 40.0), (0.0, "skewed kill", "north", None, 9.0)]))
 def test_any_faults_together_keep_every_invariant(
     story: tuple[int, int, list[tuple[float, str, str, int | None, float]]],
 ) -> None:

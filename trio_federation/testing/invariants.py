@@ -34,7 +34,7 @@ from trio_federation.reporter import DEBOUNCE
 from trio_federation.retry import LONGEST
 from trio_federation.router import Router
 from trio_federation.testing.ledger import Fact, History, Ledger, Observer, Statement, Told, Value, View, value_of
-from trio_federation.testing.ways import SPARE, Ways, speaker_of
+from trio_federation.testing.ways import SPARE, Ways, processes_of, speaker_of
 from trio_federation.wire import AT_ONCE
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ class NothingCountsTwice(Invariant):
     one moment.
 
     Each agent process is taken by itself: what one has left behind that died without a word stands beside what the next
-    one says, until it is as old as the TTL. What expires record by record may do so. A statement of more than 1,000
+    one says, until it is as old as the TTL. Of that the last rule says nothing: hubs have lost the part of it that the
+    next one has said anew, and tell the rest. What expires record by record may do so. A statement of more than 1,000
     records travels in several messages, so that of its agent the last rule is not checked; nor is it for clusters with
     filters, whose records are not what the sources say."""
 
@@ -249,8 +250,17 @@ class NothingCountsTwice(Invariant):
                 by_instance.setdefault(record.origin.instance, []).append(record)
         for instance, found in by_instance.items():
             history = self.ledger.histories.get(instance)
-            if history is not None and history.largest <= AT_ONCE and _tells_all(history, observer):
+            if history is None or history.largest > AT_ONCE or self._was_followed(history):
+                continue
+            if _tells_all(history, observer):
                 self._said_together(observer, history, found, has_members)
+
+    def _was_followed(self, history: History) -> bool:
+        """Whether an agent has ended, and another one speaks for its cluster."""
+        process = history.process
+        return not process.is_running and any(
+            other.began_at >= process.ended_at for other in processes_of(self.federation, process.cluster.cluster_id)
+        )
 
     def _said_together(
         self, observer: Observer, history: History, records: Sequence[Capacity], has_members: bool

@@ -152,12 +152,17 @@ class Ways:
 def speaker_of(federation: Simulation, cluster_id: str) -> AgentProcess | None:
     """The one agent process that speaks for a cluster, or has done so last; None where there was none, or there are
     several at once, so that nobody can say what is true."""
-    processes = [process for cluster in _of(federation, cluster_id) for process in cluster.processes]
+    processes = processes_of(federation, cluster_id)
     running = [process for process in processes if process.is_running]
     if len(running) > 1 or not processes:
         return None
     latest = max(processes, key=lambda process: process.began_at)
     return latest if not running or running[0] is latest else None
+
+
+def processes_of(federation: Simulation, cluster_id: str) -> list[AgentProcess]:
+    """Every agent process that speaks for a cluster, or has done so."""
+    return [process for cluster in _of(federation, cluster_id) for process in cluster.processes]
 
 
 def _of(federation: Simulation, cluster_id: str) -> list[SimulatedCluster]:
