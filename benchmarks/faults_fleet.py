@@ -2,7 +2,7 @@
 them has dialled, and when all are connected again.
 
 Each shows one record and is shown none, so that what is measured is how they come back, and not how fast one process
-takes in what a whole fleet says. They are told that they are as many as they are, as they would know otherwise."""
+takes in what a whole fleet says. They are told of each other's names, which they would know otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 
 from benchmarks.children import BenchmarkError, listen, say
 from benchmarks.messages import SECRET
-from trio_federation import Capacity, CapacitySource, link, retry
+from trio_federation import Capacity, CapacitySource, Registry
 from trio_federation.agent import Agent
 from trio_federation.clock import BootClock, boot_time
 from trio_federation.config import Federation
@@ -34,9 +34,10 @@ class _Source(CapacitySource):
 
 
 async def _run(port: int, agents: int) -> None:
-    if not hasattr(link, "first_window"):
-        raise BenchmarkError("trio_federation.link has no first_window any more: this benchmark has to be adapted")
-    link.first_window = lambda _clusters: retry.first_window(agents)
+    if not hasattr(Registry, "clusters"):
+        raise BenchmarkError("a Registry has no clusters() any more: this benchmark has to be adapted")
+    everybody = {f"cluster-{number}" for number in range(agents)}
+    Registry.clusters = lambda _registry: everybody  # type: ignore[method-assign, assignment]
     #: who, and when
     dialled: list[tuple[int, float]] = []
     dial = tcp_dialer("127.0.0.1", port)

@@ -234,7 +234,7 @@ class Agent:
                     generator=self._random,
                     metrics=self.metrics,
                     standing=self.standing,
-                    clusters=lambda: self.registry.held().instances,
+                    clusters=self.registry.clusters,
                 )
             )
         return links

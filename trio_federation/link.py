@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn
 
 import structlog
@@ -27,7 +27,7 @@ from trio_federation.identity import OwnIdentity
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.reporter import Reporter
-from trio_federation.retry import Backoff, failures_of, first_window
+from trio_federation.retry import Backoff, failures_of, first_window, share
 from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Cut, Dialer, HubConnection, ReportCall, WatchCall
 from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
@@ -44,17 +44,23 @@ _OBJECTION_TIME = 2.0
 
 class _Trouble:
     """What goes wrong with one thing that is tried again and again: when to try next, and what the log and the hub's
-    health are told of it. `first`: seconds from which the first delay is drawn."""
+    health are told of it. `first`, `part`: as for a Backoff."""
 
     def __init__(
-        self, health: HubHealth, what: str, clock: Clock, generator: random.Random, first: Callable[[], float]
+        self,
+        health: HubHealth,
+        what: str,
+        clock: Clock,
+        generator: random.Random,
+        first: Callable[[], float],
+        part: Callable[[], tuple[float, float]],
     ) -> None:
         self.what = what
         #: whether a failure was worth a line since this was last reset
         self.told = False
         self._health = health
         self._clock = clock
-        self._backoff = Backoff(generator, first=first)
+        self._backoff = Backoff(generator, first=first, part=part)
         #: Trio's time from which it works; infinite while it does not
         self._works_since = math.inf
 
@@ -94,8 +100,8 @@ class HubLink:
     """One hub, for as long as the agent lives.
 
     `name`: the hub as the configuration names it. `dial`: opens a stream to it. `identity`: what each call says.
-    `clock`: seconds. `standing`: told what the hub says of our reports. `clusters`: how many clusters are known, which
-    is about how many will come back together with us when the hub has been away."""
+    `clock`: seconds. `standing`: told what the hub says of our reports. `clusters`: which clusters are known, which are
+    about those that will come back together with us when the hub has been away."""
 
     def __init__(
         self,
@@ -111,7 +117,7 @@ class HubLink:
         generator: random.Random,
         metrics: FederationMetrics,
         standing: Standing,
-        clusters: Callable[[], int],
+        clusters: Callable[[], Collection[str]],
     ) -> None:
         self.name = name
         self.health = HubHealth(name, clock())
@@ -149,11 +155,15 @@ class HubLink:
 
         def first() -> float:
             # A policy may show us only some of those who will come back together with us.
-            return first_window(max(clusters(), watcher.clusters))
+            return first_window(max(len(clusters()), watcher.clusters))
 
-        self._connecting = _Trouble(self.health, "connection", clock, generator, first)
-        self._reporting = _Trouble(self.health, "report", clock, generator, first)
-        self._watching = _Trouble(self.health, "watch", clock, generator, first)
+        def part() -> tuple[float, float]:
+            known = clusters()
+            return share(identity.cluster_id, known, name) if len(known) >= watcher.clusters else (0.0, 1.0)
+
+        self._connecting = _Trouble(self.health, "connection", clock, generator, first, part)
+        self._reporting = _Trouble(self.health, "report", clock, generator, first, part)
+        self._watching = _Trouble(self.health, "watch", clock, generator, first, part)
         #: set when the hub has taken the withdrawal of everything, or nothing more can be done about it
         self.said_goodbye = trio.Event()
         for call in (self._reporting, self._watching):  # exported from the start, also of a hub that is never reached

@@ -322,6 +322,12 @@ class Registry:
             held = self._table.held()
         return RegistryHeld(held["records"], held["tombstones"], held["instances"])
 
+    def clusters(self) -> set[str]:
+        """The clusters with a known current instance, the local one among them, without looking for what has run
+        out."""
+        with self._lock:
+            return self._table.clusters()
+
     def __len__(self) -> int:
         """The number of records that `snapshot` would return."""
         return self.statistics().visible

@@ -3,8 +3,9 @@ at once. Pure: the generator and the time are arguments."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import trio
@@ -32,13 +33,27 @@ def first_window(clusters: int) -> float:
     return min(LONGEST, max(FIRST, PER_CLUSTER * clusters))
 
 
+def share(own: str, everybody: Collection[str], of: str) -> tuple[float, float]:
+    """The part of the first delay's bound, from 0.0 to 1.0, that belongs to one of those who lose the same thing in one
+    moment: as each knows the same of all, every part has somebody, and no part two. Who is late this time is not late
+    with another thing; `of` is its name. `own` counts whether it is among `everybody` or not."""
+
+    def number(name: str) -> bytes:
+        return hashlib.blake2b(f"{of}\0{name}".encode(), digest_size=8).digest()
+
+    mine = number(own)
+    others = [number(each) for each in everybody if each != own]
+    place, parts = sum(other < mine for other in others), len(others) + 1
+    return place / parts, (place + 1) / parts
+
+
 class Backoff:
     """Delays for one thing that fails and is tried again.
 
     The first delay is drawn from up to `first` seconds; the bound doubles up to `longest`. `first` may be a function,
     which is asked at each failure: the bound is never below what it says then. `least`: the part of the bound below
     which no delay is drawn; 0 is full jitter. The bound is capped before the draw, so that delays at the cap are as
-    spread as any."""
+    spread as any. `part`: asked at a first failure, from which part of all that the first delay is drawn."""
 
     def __init__(
         self,
@@ -47,8 +62,10 @@ class Backoff:
         first: float | Callable[[], float] = FIRST,
         longest: float = LONGEST,
         least: float = 0.0,
+        part: Callable[[], tuple[float, float]] = lambda: (0.0, 1.0),
     ) -> None:
         self._random = generator
+        self._part = part
         self._first = first if callable(first) else lambda: first
         self._longest = longest
         self._least = least
@@ -68,8 +85,10 @@ class Backoff:
         """Seconds to wait after a failure of something that had worked for `lived` seconds."""
         if lived >= STABLE:
             self.reset()
+        begins, ends = (0.0, 1.0) if self._bound else self._part()
         self._bound = max(self._first(), min(self._longest, 2 * self._bound))
-        return self._random.uniform(self._least * self._bound, self._bound)
+        least = self._least * self._bound
+        return least + (self._bound - least) * self._random.uniform(begins, ends)
 
     def reset(self) -> None:
         """It works: the next failure is the first again."""

@@ -308,6 +308,10 @@ class SampleTable:
         self._keep_bounded()
         return not self._moments or self._moments[0] >= now
 
+    def clusters(self) -> set[str]:
+        """The clusters whose current instance is known."""
+        return set(self._instances)
+
     def held(self) -> dict[str, int]:
         """How many things are kept, for tests and metrics: records, tombstones, instances, entries in the calendar."""
         return {

@@ -31,10 +31,6 @@ PARAMETERS = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 #: the cluster of the API server
 OWN = "west"
 
-#: Seconds that may pass on a busy machine between the sink's decision to write and our note of it. That it never writes
-#: too early, not even by a little, is shown with simulated time.
-LAG = 0.05
-
 #: cluster to pool to how many are idle there
 Foreign: TypeAlias = dict[str, dict[str, int]]
 
@@ -314,7 +310,7 @@ class Mirror:
         for each in reversed(self.writes(env)):
             if each is not asked and each.path == asked.path and each.answered and each not in self._forgotten:
                 pause = asked.at - each.at
-                assert pause >= self.env_interval - LAG, f"{pause:.3f} s between two writes of {env}"
+                assert pause >= self.env_interval - 0.005, f"{pause:.3f} s between two writes of {env}"
                 break
         if self.before is not None:
             await self.before(asked)

@@ -24,7 +24,7 @@ from trio_federation.errors import (
     Unavailable,
     Unimplemented,
 )
-from trio_federation.retry import LONGEST, Backoff, failures_of, first_window
+from trio_federation.retry import LONGEST, STABLE, Backoff, failures_of, first_window, share
 
 #: what is tried again with ordinary delays
 ORDINARY = (Unavailable, TooManyPings, Unauthenticated, PermissionDenied, ResourceExhausted, ProtocolViolation)
@@ -97,6 +97,40 @@ def test_the_bound_never_falls_before_a_stable_minute(
         before = delay
     known[0] = clusters
     assert backoff.again(stable) == first_window(clusters)
+
+
+names = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=60)
+
+
+@given(names, st.text())
+def test_everybody_has_a_part_of_the_first_delay_and_nobody_anothers(everybody: set[str], hub: str) -> None:
+    """Together they are the whole; each is the same whether its owner is on its own list or not."""
+    parts = sorted(share(own, everybody, hub) for own in everybody)
+    assert parts == [(number / len(parts), (number + 1) / len(parts)) for number in range(len(parts))]
+    for own in everybody:
+        assert share(own, everybody - {own}, hub) == share(own, everybody, hub)
+
+
+def test_who_is_last_at_one_hub_need_not_be_so_at_another() -> None:
+    everybody = {f"c{number}" for number in range(50)}
+    last = {max(everybody, key=lambda own: share(own, everybody, hub)) for hub in map(str, range(20))}
+    assert len(last) > 10
+
+
+@given(seeds, st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.9), st.integers(1, 10))
+def test_only_the_first_delay_is_drawn_from_a_part(seed: int, one: float, other: float, least: float, n: int) -> None:
+    begins, ends = sorted((one, other))
+    backoff = Backoff(random.Random(seed), first=8.0, least=least, part=lambda: (begins, ends))
+    for _ in range(n):
+        first = backoff.again(STABLE)
+        lowest = 8.0 * least
+        assert lowest + (8.0 - lowest) * begins - 1e-9 <= first <= lowest + (8.0 - lowest) * ends + 1e-9
+    plain = Backoff(random.Random(), first=8.0, least=least)
+    plain.again(0.0)
+    for _ in range(n):
+        twin = random.Random(seed)
+        plain._random, backoff._random = twin, random.Random(seed)
+        assert backoff.again(0.0) == plain.again(0.0)
 
 
 @given(seeds, st.integers(0, 50), st.floats(0, 1e6))

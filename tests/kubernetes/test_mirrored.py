@@ -504,16 +504,29 @@ def test_the_end_of_a_saturation_may_move_a_little() -> None:
     assert world.plan() is None
 
 
+def test_the_time_between_two_writes_begins_with_the_answer() -> None:
+    """Else those of a server that is slow with one would come closer together there."""
+    world = World()
+    world.want(record("east", idle=1))
+    world.begin()
+    world.arrive()
+    world.now += 1.0
+    world.answer()
+    world.want(record("east", idle=2))
+    plan = world.plan()
+    assert plan is not None
+    assert plan.earliest == world.now + INTERVAL
+
+
 def test_a_write_that_failed_counts_as_one_for_the_time_between_two() -> None:
     world = World()
     world.want(record("east"))
-    began = world.now
     write = world.begin()
     world.now += 1.0
     list(world.env.failed(write, world.now, unsure=False, acting=True))
     plan = world.plan()
     assert plan is not None
-    assert plan.earliest == began + INTERVAL
+    assert plan.earliest == world.now + INTERVAL
     assert world.env.failures == 1
     world.env.retry_at = world.now + 100.0
     plan = world.plan()

@@ -136,7 +136,8 @@ class MirroredEnv:
         self._until: dict[str, dict[str, float]] = {}
         #: whether anything in the object is ours
         self._holds = False
-        #: when it was written last, and when its ages were last known to be as young as they can be
+        #: when the last write was answered, so that a slow server does not get the next one too soon; and when its ages
+        #: were last known to be as young as they can be
         self._written_at = self._refreshed_at = -math.inf
         #: the states after our writes, the oldest first; older ones than the last that was seen do not matter
         self._states: list[_State] = []
@@ -256,7 +257,7 @@ class MirroredEnv:
         """It was done, and this is the object now. Returns as `observed`."""
         self.writing = False
         self.failures = 0
-        self._written_at = write.began
+        self._written_at = now
         if self._leaving and write.life == self.life:
             self._forget()
         elif self._is_another(answer):
@@ -291,7 +292,7 @@ class MirroredEnv:
         self.writing = False
         self.failures += 1
         if write.life == self.life:
-            self._written_at = write.began
+            self._written_at = now
             self._unsure = self._unsure or unsure
         return self._release(now, acting=acting)
 

@@ -233,7 +233,7 @@ class StatusOptions(ConnectionOptions, frozen=True, kw_only=True):
 
     #: how long after a write an env is written again although nothing but ages has moved; at least 10 seconds
     refresh_interval: Duration = "60s"
-    #: the least time between two writes of one env; from 0.1 seconds to `refresh_interval`
+    #: the least time from the answer to one write of an env to its next; from 0.1 seconds to `refresh_interval`
     env_interval: Duration = "5s"
     #: the most writes per second, of all envs together
     writes_per_second: Annotated[float, Meta(ge=0.1, le=1000, description="a number from 0.1 to 1000")] = 20.0
