@@ -115,6 +115,8 @@ class SampleTable:
         self._moments: list[float] = []
         self._due: dict[float, list[_Ending]] = {}
         self._entries = 0
+        #: whether in this batch one instance has taken the place of another
+        self._was_followed = False
         #: the last sample in this batch that was found to come from its cluster's current instance
         self._admitted: tuple[str, Origin, float] | None = None
 
@@ -142,11 +144,20 @@ class SampleTable:
         what a hub relays. Late, repeated and outdated ones change nothing and are left out."""
         self.expire(now)
         self._admitted = None
-        return [
-            news
-            for change in changes
-            if (news := self._sample(change, now) if isinstance(change, Capacity) else self._withdrawal(change, now))
-        ]
+        self._was_followed = False
+        news: list[Change] = []
+        outdated: list[Withdrawal] = []
+        for change in changes:
+            if isinstance(change, Capacity):
+                found: Change | None = self._sample(change, now)
+            elif (found := self._withdrawal(change, now)) is None:
+                outdated.append(change)
+            if found is not None:
+                news.append(found)
+        if self._was_followed:
+            # A withdrawal settles nothing about who is current; a sample that came with it, and after it, may have.
+            news += filter(None, [self._withdrawal(change, now) for change in outdated])
+        return news
 
     def _sample(self, record: Capacity, now: float) -> Capacity | None:
         observed_at, origin = record.observed_at, record.origin
@@ -246,6 +257,7 @@ class SampleTable:
                 current, observed_at, now
             ):
                 return False
+            self._was_followed = True
         current = self._instances[cluster_id] = _Instance(cluster_id, origin, evidence)
         self._push(current)
         return True

@@ -53,19 +53,32 @@ class NaiveRegistry:
         self.samples: list[Capacity] = []
         self.ended: list[Ended] = []
         self.lives: list[Life] = []
+        #: whether one instance has followed on another in the changes that are taken in
+        self.followed = False
 
     # Taking in.
 
     def apply(self, changes: Iterable[Change], now: float) -> list[Change]:
-        """Take in changes, one after the other; returns those that were news, samples with their observed_at."""
+        """Take in changes, one after the other; returns those that were news, samples with their observed_at. Where one
+        instance follows on another meanwhile, withdrawals that were no news are looked at once more."""
+        self.followed = False
+        news, no_news = self._apply(changes, now)
+        if self.followed:
+            news += self._apply([change for change in no_news if isinstance(change, Withdrawal)], now)[0]
+        self.forget(now)
+        return news
+
+    def _apply(self, changes: Iterable[Change], now: float) -> tuple[list[Change], list[Change]]:
         news: list[Change] = []
+        no_news: list[Change] = []
         for change in changes:
             self.forget(now)
             told = self._sample(change, now) if isinstance(change, Capacity) else self._withdrawal(change, now)
             if told is not None:
                 news.append(told)
-        self.forget(now)
-        return news
+            else:
+                no_news.append(change)
+        return news, no_news
 
     def forget(self, now: float) -> None:
         """Memory of anything ends when it runs out."""
@@ -128,6 +141,7 @@ class NaiveRegistry:
                 return False
             if together and self._has_records(current) and now - current.last_evidence <= self.silence_limit:
                 return False
+            self.followed = True
         self.lives = [life for life in self.lives if life.cluster_id != cluster_id]
         self.lives.append(newcomer)
         return True

@@ -222,6 +222,32 @@ def test_a_current_instance_that_holds_nothing_any_more_makes_room_for_one_that_
     assert samples.apply([successor], 102.0) == [successor]
 
 
+@pytest.mark.parametrize("first", ["withdrawal", "sample"])
+def test_what_an_instance_withdraws_counts_from_the_batch_on_that_makes_it_current(first: str) -> None:
+    """Of instances that started together it is a sample that settles who is current; a withdrawal in front of it is
+    looked at once more. Alone it changes nothing."""
+    samples = table()
+    old, new = Origin("old", 5, 0.0), Origin("new", 2, 1.0)
+    samples.apply([sample(10.0, old, "p1"), sample(10.0, old, "p2")], 10.0)
+    gone = Withdrawal(("east", "ns", "a", "p2"), new)
+    later = 10.0 + SILENCE_LIMIT + 1.0
+    assert samples.apply([gone], later) == []
+    batch: list[Change] = [gone, sample(later, new, "p1")]
+    news = samples.apply(batch if first == "withdrawal" else batch[::-1], later)
+    assert seen(news) == seen([sample(later, new, "p1"), gone])
+    assert held(samples, later) == {("east", "ns", "a", "p1"): (later, new)}
+    assert samples.apply(batch, later) == []
+
+
+def test_a_withdrawal_by_who_is_current_no_more_changes_nothing() -> None:
+    samples = table()
+    old, new = Origin("old", 5, 0.0), Origin("new", 2, 100.0)
+    samples.apply([sample(10.0, old, "p1"), sample(10.0, old, "p2")], 10.0)
+    late = Withdrawal(("east", "ns", "a", "p2"), Origin("old", 4, 0.0))
+    assert samples.apply([late, sample(11.0, new, "p1"), late], 11.0) == [sample(11.0, new, "p1")]
+    assert ("east", "ns", "a", "p2") in held(samples, 11.0)
+
+
 def test_an_old_sample_on_a_slow_way_does_not_displace_a_silent_instance_that_was_heard_of_later() -> None:
     samples = SampleTable(ttl=60.0, silence_limit=SILENCE_LIMIT)
     newest = sample(100.0, Origin("b", 1, 53.0), idle=1)

@@ -522,6 +522,18 @@ def _anything(story: tuple[int, int, list[tuple[float, str, str, int | None, flo
         ],
     )
 )
+# Of agents that started together the next one's first word at a hub begins with what it has withdrawn.
+@example(
+    (
+        2984,
+        2,
+        [
+            (0.0, "partition", "west", 1, 0.0),
+            (0.3, "skewed kill", "west", None, 0.0),
+            (0.0, "to hub", "west", None, 0.7),
+        ],
+    )
+)
 # A new agent begins while nothing of what it says arrives.
 @example((1404, 1, [(2.6, "to hub", "north", 0, 40.0), (0.0, "skewed kill", "north", None, 9.0)]))
 def test_any_faults_together_keep_every_invariant(
