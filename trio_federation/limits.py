@@ -40,6 +40,10 @@ class Allowance:
         self._left = left - amount if taken else left
         return taken
 
+    def left(self, now: float) -> float:
+        """How much is there at `now`, in seconds."""
+        return self._left_at(now)
+
     def is_full(self, now: float) -> bool:
         """Whether as much is there as can be, so that a new one would be no different."""
         return self._left_at(now) >= self._most

@@ -7,12 +7,14 @@ import struct
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, StreamEnded
+from h2.events import ConnectionTerminated, DataReceived, StreamEnded, TrailersReceived
 from h2.settings import SettingCodes
+from hpack import Decoder
 from hyperframe.frame import DataFrame, PingFrame, RstStreamFrame, WindowUpdateFrame
 from trio.testing import MockClock
 
@@ -26,12 +28,25 @@ from tests.rpc.harness import (
     hang,
     joined_to_raw_client,
     joined_to_raw_server,
+    new_link,
     padded_to,
     report_of,
+    take_reports,
 )
 from trio_federation.errors import Unauthenticated, Unavailable
 from trio_federation.rpc import ConnectionSettings, Cut, IncomingReport, IncomingWatch
-from trio_federation.rpc.transport import HIGH_WATER, MOST_WAITING, WRITE_SIZE, Http2Connection
+from trio_federation.rpc.floods import FIRST
+from trio_federation.rpc.transport import (
+    CONNECTION_WINDOW,
+    HEADERS_AT_ONCE,
+    HIGH_WATER,
+    MAX_STREAMS,
+    MOST_WAITING,
+    READ_SIZE,
+    WRITE_SIZE,
+    Http2Connection,
+    _Protocol,
+)
 from trio_federation.wire import MAX_RECEIVE
 
 LIMIT = ConnectionSettings().silence_limit
@@ -160,6 +175,134 @@ async def test_a_message_in_pieces_takes_up_what_it_holds(
         finally:
             tracemalloc.stop()
         assert held < 8 * 2 * pieces
+
+
+# --- much at once, on virtual time -----------------------------------------------------------------------------------
+
+
+def many_calls(peer: RawPeer, number: int) -> bytes:
+    """The bytes of so many calls, each with headers that have to be unpacked anew."""
+    for _ in range(number):
+        stream_id = peer.h2.get_next_available_stream_id()
+        # More may be opened than the other side allows, which is what h2 would say.
+        peer.h2.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 10_000
+        peer.h2.remote_settings.acknowledge()
+        headers = [(":method", "POST"), (":scheme", "http"), (":path", REPORT_PATH), (":authority", "h")]
+        peer.h2.send_headers(stream_id, [*headers, ("content-type", "application/grpc"), ("te", "trailers")])
+    return peer.h2.data_to_send()
+
+
+async def test_calls_that_come_at_once_are_begun_in_parts(
+    autojump_clock: MockClock, connections: list[Http2Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that others have their turn between two of them; of the bytes nothing is lost or changed."""
+    parts: list[tuple[int, bytes]] = []
+    begun = 0
+    real = _Protocol.data_received
+
+    async def report(call: IncomingReport) -> None:
+        nonlocal begun
+        begun += 1
+        await trio.sleep_forever()
+
+    def data_received(self: _Protocol, data: bytes) -> None:
+        parts.append((begun, data))
+        real(self, data)
+
+    async with joined_to_raw_client(report=report) as (peer, _):
+        await peer.read_some()
+        await trio.sleep(1)
+        monkeypatch.setattr(_Protocol, "data_received", data_received)
+        data = many_calls(peer, 4 * HEADERS_AT_ONCE)
+        await peer.stream.send_all(data)
+        await trio.sleep(1)
+        assert b"".join(part for _, part in parts) == data
+        assert len(parts) == 4
+        assert begun == 4 * HEADERS_AT_ONCE
+        # Those of one part have begun before the last one is read.
+        assert parts[-1][0] > 0
+
+
+async def test_a_flood_that_comes_in_one_piece_is_not_read(
+    autojump_clock: MockClock, connections: list[Http2Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacking the headers of hundreds of calls takes tens of milliseconds, in which nobody else has a turn."""
+    unpacked = 0
+    real = Decoder.decode
+
+    def decode(self: Decoder, *args: Any, **options: Any) -> Any:
+        nonlocal unpacked
+        unpacked += 1
+        return real(self, *args, **options)
+
+    async with joined_to_raw_client(link=new_link(capacity=1 << 20)) as (peer, ended):
+        await peer.read_some()
+        data = many_calls(peer, int(FIRST) + 10)
+        assert len(data) < READ_SIZE
+        monkeypatch.setattr(Decoder, "decode", decode)
+        await peer.stream.send_all(data)
+        goodbye = await peer.wait_for(ConnectionTerminated)
+        assert goodbye.error_code == ErrorCodes.ENHANCE_YOUR_CALM
+        await ended.wait()
+        assert connections[0].cut is Cut.FLOOD
+        assert unpacked == 0
+
+
+async def test_more_calls_than_may_be_open_are_not_begun(
+    autojump_clock: MockClock, connections: list[Http2Connection]
+) -> None:
+    """Where they come in one piece none of them is; those that are open already count."""
+    begun = 0
+
+    async def report(call: IncomingReport) -> None:
+        nonlocal begun
+        begun += 1
+        await trio.sleep_forever()
+
+    async with joined_to_raw_client(report=report) as (peer, ended):
+        await peer.read_some()
+        await peer.stream.send_all(many_calls(peer, 30))
+        await trio.sleep(1)
+        await peer.stream.send_all(many_calls(peer, MAX_STREAMS - 30))
+        await trio.sleep(1)
+        assert begun == MAX_STREAMS
+        await peer.stream.send_all(b"".join(RstStreamFrame(number, error_code=8).serialize() for number in (1, 3)))
+        await peer.stream.send_all(many_calls(peer, 2))
+        await trio.sleep(1)
+        assert begun == MAX_STREAMS + 2
+        assert not ended.is_set()
+        resets = b"".join(RstStreamFrame(number, error_code=8).serialize() for number in range(5, 45, 2))
+        await peer.stream.send_all(resets + many_calls(peer, 40))
+        await ended.wait()
+        assert connections[0].cut is Cut.PROTOCOL
+        assert "TooManyStreamsError: more than 100 calls would be open" in connections[0].ended
+        assert begun == MAX_STREAMS + 2
+
+
+async def test_a_call_that_is_given_up_in_the_same_moment_is_not_begun(
+    autojump_clock: MockClock, connections: list[Http2Connection]
+) -> None:
+    """Nor does it keep any of the window: several times as much as the connection's comes in such calls."""
+    begun = 0
+
+    async def report(call: IncomingReport) -> None:
+        nonlocal begun
+        begun += 1
+        await take_reports(call)
+
+    size = 50_000
+    async with joined_to_raw_client(report=report, link=new_link(capacity=1 << 20)) as (peer, ended):
+        await peer.read_some()
+        for _ in range(2 * CONNECTION_WINDOW // size):
+            await peer.request(REPORT_PATH, bytes(size), reset=True)
+            await trio.sleep(1)
+            with trio.move_on_after(0.001):
+                await peer.read_some()
+        assert begun == 0
+        await peer.request(REPORT_PATH, framed(report_of(1)), end=True)
+        await peer.wait_for(TrailersReceived)
+        assert begun == 1
+        assert not ended.is_set()
 
 
 # --- peers that take nothing, on virtual time ------------------------------------------------------------------------

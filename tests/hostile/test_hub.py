@@ -205,8 +205,8 @@ BREACHES = {
     "TLS": breach(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600), preface=False),
     "garbage after the preface": breach(b"\xff" * 20_000, *TOO_LONG),
     "a frame of 16 MiB": breach(struct.pack("!I", 2**24 - 1)[1:] + b"\0\0\0\0\0\1", *TOO_LONG),
-    "a thousand calls": breach(
-        b"".join(called(number, WATCH_PATH) for number in range(1, 2001, 2)), ErrorCodes.PROTOCOL_ERROR
+    "more calls than may be open": breach(
+        b"".join(called(number, WATCH_PATH) for number in range(1, 301, 2)), ErrorCodes.PROTOCOL_ERROR
     ),
     "headers that unpack to much": breach(unpacked_to_much(), ErrorCodes.ENHANCE_YOUR_CALM),
     "headers without end": breach(
@@ -234,6 +234,26 @@ async def test_peers_that_break_http_2(hub: HubProcess) -> None:
     await all_at_once(hub, *BREACHES.values(), protocol=len(BREACHES))
     # One line for an address and a reason, however many there are.
     assert len([line for line in hub.events("connection_cut") if line["reason"] == "protocol"]) == 1
+
+
+async def test_a_thousand_calls_at_once(hub: HubProcess) -> None:
+    """More than may be open, which is a breach; and, where they come in one piece, more frames than anybody has a use
+    for, which is known before any of them is read."""
+    before = await hub.counts()
+    attack = breach(
+        b"".join(called(number, WATCH_PATH) for number in range(1, 2001, 2)),
+        ErrorCodes.PROTOCOL_ERROR,
+        ErrorCodes.ENHANCE_YOUR_CALM,
+    )
+    async with attacked(hub, GROWTH):
+        await attack(hub.port)
+        with trio.fail_after(PATIENCE):
+            cut: dict[str, float] = {}
+            while not cut:
+                await trio.sleep(LOOK_INTERVAL)
+                grown = {name: value - before.get(name, 0.0) for name, value in (await hub.counts()).items()}
+                cut = {str(each): count for each in Cut if (count := grown[f"connections_cut_total/{each}"])}
+    assert cut in ({"flood": 1}, {"protocol": 1})
 
 
 # --- calls that ask for too much -------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from trio_federation.rpc.floods import (
     BudgetedFrames,
     FloodError,
     FrameBudget,
+    FrameHeads,
 )
 
 AT_ONCE = int(FIRST)
@@ -389,3 +390,61 @@ def test_time_is_that_of_the_clock() -> None:
         server.data_to_send()
     with pytest.raises(FloodError):
         server.receive_data(ping().serialize() * int(FREE * BURST))
+
+
+# --- what is known of frames that are not read yet -------------------------------------------------------------------
+
+some_frames = st.lists(
+    st.one_of(
+        st.sampled_from(sorted(EMPTY)).map(lambda kind: EMPTY[kind]()),
+        st.integers(0, 600).map(data),
+        st.integers(0, 600).map(lambda size: HeadersFrame(1, bytes(size))),
+    ),
+    max_size=30,
+)
+
+
+@given(some_frames, st.integers(0, 40), st.lists(st.integers(1, 400), max_size=20))
+def test_heads_are_found_however_the_bytes_come(frames: list[Frame], skip: int, sizes: list[int]) -> None:
+    """Of each frame the type, and whether it ends a call, where its head is complete, whatever the pieces."""
+    sent = b"\xff" * skip + b"".join(frame.serialize() for frame in frames)
+    wanted, end = [], skip
+    for frame in frames:
+        wanted.append((frame.type, "END_STREAM" in frame.flags or isinstance(frame, RstStreamFrame), end + 9))
+        end += len(frame.serialize())
+    heads, found, at = FrameHeads(skip), [], 0
+    for size in [*sizes, len(sent)]:
+        piece = sent[at : at + size]
+        positions = list(heads.find(piece))
+        assert all(0 < head.position <= len(piece) for head in positions)
+        found += [(head.kind, head.ends, at + head.position) for head in positions]
+        at += len(piece)
+    assert found == wanted
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+def test_any_bytes_have_heads_of_some_kind(pieces: list[bytes]) -> None:
+    one, other = FrameHeads(24), FrameHeads(24)
+    found = [head[:2] for piece in pieces for head in list(one.find(piece))]
+    assert found == [head[:2] for head in other.find(b"".join(pieces))]
+
+
+@given(
+    st.integers(0, 600),
+    st.integers(0, 700),
+    st.integers(0, 10),
+    st.floats(0.0, 20.0),
+    st.sampled_from([kind for kind in sorted(EMPTY) if "DATA" not in kind]),
+)
+def test_what_is_foreseen_comes_to_pass(before: int, number: int, calls: int, later: float, kind: str) -> None:
+    """A flood is foreseen exactly where one of the frames would be too many; and that is all that comes of it."""
+    budget, told_nothing = FrameBudget(), FrameBudget()
+    for each in (budget, told_nothing):
+        taken(each, [EMPTY[kind]()] * before, 0.0)
+        for _ in range(calls):
+            each.sent(EMPTY["HEADERS"]())
+    foreseen = budget.foresee(number, EMPTY[kind]().type, later)
+    assert (foreseen is None) == (taken(told_nothing, [EMPTY[kind]()] * number, later) == number)
+    if foreseen is not None:
+        assert taken(budget, endless(EMPTY[kind]), later) < number
+        assert foreseen == budget.received(EMPTY[kind](), later)

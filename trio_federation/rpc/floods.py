@@ -16,13 +16,13 @@ once near 0.1 s."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.frame_buffer import FrameBuffer
-from hyperframe.frame import DataFrame, ExtensionFrame, Frame, HeadersFrame, PingFrame, SettingsFrame
+from hyperframe.frame import FRAMES, DataFrame, Frame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 
 from trio_federation.limits import Allowance
 
@@ -53,6 +53,13 @@ SMALL: Final = 16
 #: Small DATA frames that are taken in a second, and ten times as many at once. Agents send 100 messages a second at
 #: most, unless the hub lets them send more, and hubs some thousand; behind a proxy many of them may share a connection.
 SMALL_RATE: Final = 2_000.0
+
+
+#: Bytes of a frame's head: length, type, flags, stream.
+_HEAD: Final = 9
+#: The types of frames that may have the flag that ends their side of a call, and the flag.
+_MAY_END: Final = (DataFrame.type, HeadersFrame.type)
+_END_STREAM: Final = 0x1
 
 
 class FloodError(ProtocolError):
@@ -88,7 +95,12 @@ class FrameBudget:
             return None
         if self._free.take(1, now):
             return None
-        return f"too many frames that carry nothing, the latest of them {_name(frame)}: over {FREE:g} a second"
+        return _too_many(frame.type)
+
+    def foresee(self, number: int, latest: int | None, now: float) -> str | None:
+        """Whether so many frames, none of them DATA, can be paid at `now`, where nothing is sent in between. None, or
+        in words why not. `latest`: the type of the last one. Nothing is counted."""
+        return None if number <= self._earned + self._free.left(now) else _too_many(latest)
 
     def sent(self, frame: Frame) -> None:
         """Count a frame that this side has sent, or is about to."""
@@ -102,6 +114,48 @@ class FrameBudget:
         else:
             earned = 0
         self._earned = min(self._earned + earned, MOST_EARNED)
+
+
+class Head(NamedTuple):
+    """The head of a frame among bytes: its type, whether it ends a call, and the position behind it."""
+
+    kind: int
+    ends: bool
+    position: int
+
+
+class FrameHeads:
+    """The heads of the frames in the bytes of one peer, found without a look at what is in them. That costs a hundredth
+    of reading them, so what comes of much that comes in one piece is known before any of it is read.
+
+    `skip`: bytes before the first frame."""
+
+    __slots__ = ("_begun", "_left")
+
+    def __init__(self, skip: int = 0) -> None:
+        #: bytes of the current frame, or of what is skipped, that are still to come
+        self._left = skip
+        #: of a head that is not complete
+        self._begun = b""
+
+    def find(self, data: bytes) -> Iterator[Head]:
+        """The heads that are complete with the next bytes. To be read to its end. Any bytes are frames of some kind."""
+        position, size = 0, len(data)
+        while True:
+            step = min(self._left, size - position)
+            self._left -= step
+            position += step
+            part = data[position : position + _HEAD - len(self._begun)]
+            position += len(part)
+            head = self._begun + part
+            if self._left or len(head) < _HEAD:
+                self._begun = head
+                return
+            self._begun = b""
+            self._left = int.from_bytes(head[:3], "big")
+            kind = head[3]
+            ends = kind == RstStreamFrame.type or (kind in _MAY_END and bool(head[4] & _END_STREAM))
+            yield Head(kind, ends, position)
 
 
 class BudgetedFrames(FrameBuffer):
@@ -124,10 +178,14 @@ class BudgetedFrames(FrameBuffer):
         return super()._update_header_buffer(f)
 
 
-def _name(frame: Frame) -> str:
-    """A kind of frame, as the protocol calls it."""
-    if isinstance(frame, ExtensionFrame):
-        return f"of unknown type {frame.type}"
+def _too_many(latest: int | None) -> str:
+    return f"too many frames that carry nothing, the latest of them {_name(latest)}: over {FREE:g} a second"
+
+
+def _name(kind: int | None) -> str:
+    """A type of frame, as the protocol calls it."""
+    if kind not in FRAMES:
+        return f"of unknown type {kind}"
     names = {"RstStream": "RST_STREAM", "WindowUpdate": "WINDOW_UPDATE", "PushPromise": "PUSH_PROMISE"}
-    kind = type(frame).__name__.removesuffix("Frame")
-    return names.get(kind, kind.upper())
+    name = FRAMES[kind].__name__.removesuffix("Frame")
+    return names.get(name, name.upper())

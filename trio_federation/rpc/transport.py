@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import trio
@@ -27,13 +28,13 @@ from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, DataReceived, Event
-from h2.exceptions import FrameTooLargeError
+from h2.events import ConnectionTerminated, DataReceived, Event, RequestReceived, StreamReset
+from h2.exceptions import FrameTooLargeError, TooManyStreamsError
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
-from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
-from trio_federation.rpc.floods import BudgetedFrames, FloodError, FrameBudget
+from trio_federation.rpc.floods import BudgetedFrames, FloodError, FrameBudget, FrameHeads
 from trio_federation.tls import broken_by
 from trio_federation.wire import MAX_RECEIVE
 
@@ -52,6 +53,9 @@ READ_SIZE = 64 * 1024
 CLOSE_DEADLINE = 1.0
 #: Bytes of a reason that are told a peer whose connection is ended.
 MAX_REASON = 500
+#: Headers that are read in one go, before others have their turn: it takes some 50 µs to read those of one call, and as
+#: much to begin it.
+HEADERS_AT_ONCE = 16
 #: Bytes of headers that are taken in one request.
 MAX_HEADERS = 16 * 1024
 #: Bytes of data that are sent in one frame, and of headers that are remembered to shorten later ones, whatever more a
@@ -60,6 +64,8 @@ MAX_FRAME = 16 * 1024
 MAX_HEADER_TABLE = 4096
 #: Calls that a peer may have open at once on one connection.
 MAX_STREAMS = 100
+#: What a client's side of a connection begins with.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: The connection's own receive window: it must not be what limits a stream.
 CONNECTION_WINDOW = 4 * 1024 * 1024
 
@@ -236,12 +242,12 @@ class _H2(H2Connection):
 
     def __init__(self, config: H2Configuration) -> None:
         super().__init__(config)
-        self._budget = FrameBudget()
-        self.incoming_buffer = BudgetedFrames(self._budget, trio.current_time, server=not config.client_side)
+        self.budget = FrameBudget()
+        self.incoming_buffer = BudgetedFrames(self.budget, trio.current_time, server=not config.client_side)
 
     def _prepare_for_sending(self, frames: list[Frame]) -> None:
         for frame in frames:
-            self._budget.sent(frame)
+            self.budget.sent(frame)
         super()._prepare_for_sending(frames)
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[Event]]:
@@ -281,6 +287,7 @@ class _Protocol(H2Protocol):
             ),
         )
         self._settings = settings
+        self._heads = FrameHeads(0 if client_side else len(_PREFACE))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -302,17 +309,50 @@ class _Protocol(H2Protocol):
         self.connection.flush()
         self.processor = _Processor(self.handler, self.connection)
 
+    def look_ahead(self, data: bytes) -> list[int]:
+        """Where to part what has come in so that reading no part of it takes long. Raises what reading all of it would
+        end in, a flood or more calls than may be open, so that it need not be read for that."""
+        number = latest = opened = 0
+        headers = []
+        for head in self._heads.find(data):
+            if head.kind != DataFrame.type:
+                number, latest = number + 1, head.kind
+            if head.kind == HeadersFrame.type:
+                headers.append(head.position)
+                opened += 1
+            opened -= head.ends
+        foreseen = self.h2.budget.foresee(number, latest, trio.current_time())
+        if foreseen is not None:
+            raise FloodError(foreseen)
+        if opened > HEADERS_AT_ONCE and opened + self.h2.open_inbound_streams > MAX_STREAMS:
+            raise TooManyStreamsError(f"more than {MAX_STREAMS} calls would be open")
+        return headers[HEADERS_AT_ONCE::HEADERS_AT_ONCE]
+
     def data_received(self, data: bytes) -> None:
         # As grpclib's, but what breaks the protocol is raised, so that it can be told.
         events = self.connection.feed(data)
         self.connection.flush()
-        for event in events:
+        for event in self._without_resets(events):
             self.processor.process(event)
         self.connection.flush()
         # h2 looks at the length of a frame when it has all of it, which may be 16 MiB.
         length = int.from_bytes(self.h2.incoming_buffer._data[:3], "big")
         if length > self.h2.max_inbound_frame_size:
             raise FrameTooLargeError(f"a frame of {length} bytes, at most {self.h2.max_inbound_frame_size} are taken")
+
+    def _without_resets(self, events: list[Event]) -> list[Event]:
+        """Leave out calls that are over before anybody could serve them."""
+        reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
+        if not reset:
+            return events
+        reset &= {event.stream_id for event in events if isinstance(event, RequestReceived)}
+        kept = []
+        for event in events:
+            if getattr(event, "stream_id", None) not in reset:
+                kept.append(event)
+            elif isinstance(event, DataReceived) and event.flow_controlled_length:
+                self.connection.ack(event.stream_id, event.flow_controlled_length)
+        return kept
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -468,15 +508,19 @@ class Http2Connection(asyncio.Transport):
                     self.heard_at = self.last_received
                     self.heard.set()
                 self._traffic(0, len(data))
-                if not self._take(bytes(data)):
+                if not await self._take(bytes(data)):
                     return
             self.abort("the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._abort_broken(error)
 
-    def _take(self, data: bytes) -> bool:
+    async def _take(self, data: bytes) -> bool:
         try:
-            self.protocol.data_received(data)
+            parts = [0, *self.protocol.look_ahead(data), len(data)]
+            for start, end in pairwise(parts):
+                if start:
+                    await trio.lowlevel.checkpoint()
+                self.protocol.data_received(data[start:end])
         except Exception as error:
             # h2 and grpclib answer some forms of nonsense with whatever exception they hit first.
             if isinstance(error, FloodError):
