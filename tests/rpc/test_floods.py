@@ -3,6 +3,7 @@ be cut off, and floods that always are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -42,6 +43,7 @@ from trio_federation.rpc.floods import (
     FloodError,
     FrameBudget,
     FrameHeads,
+    too_many,
 )
 
 AT_ONCE = int(FIRST)
@@ -437,14 +439,13 @@ def test_any_bytes_have_heads_of_some_kind(pieces: list[bytes]) -> None:
     st.sampled_from([kind for kind in sorted(EMPTY) if "DATA" not in kind]),
 )
 def test_what_is_foreseen_comes_to_pass(before: int, number: int, calls: int, later: float, kind: str) -> None:
-    """A flood is foreseen exactly where one of the frames would be too many; and that is all that comes of it."""
-    budget, told_nothing = FrameBudget(), FrameBudget()
-    for each in (budget, told_nothing):
+    """As many can be paid as are taken then; and to ask is all that comes of it."""
+    budget, never_asked = FrameBudget(), FrameBudget()
+    for each in (budget, never_asked):
         taken(each, [EMPTY[kind]()] * before, 0.0)
         for _ in range(calls):
             each.sent(EMPTY["HEADERS"]())
-    foreseen = budget.foresee(number, EMPTY[kind]().type, later)
-    assert (foreseen is None) == (taken(told_nothing, [EMPTY[kind]()] * number, later) == number)
-    if foreseen is not None:
-        assert taken(budget, endless(EMPTY[kind]), later) < number
-        assert foreseen == budget.received(EMPTY[kind](), later)
+    most = budget.can_pay(later)
+    assert (number <= most) == (taken(never_asked, [EMPTY[kind]()] * number, later) == number)
+    assert taken(budget, endless(EMPTY[kind]), later) == math.floor(most)
+    assert budget.received(EMPTY[kind](), later) == too_many(EMPTY[kind]().type)

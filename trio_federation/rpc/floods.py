@@ -95,12 +95,11 @@ class FrameBudget:
             return None
         if self._free.take(1, now):
             return None
-        return _too_many(frame.type)
+        return too_many(frame.type)
 
-    def foresee(self, number: int, latest: int | None, now: float) -> str | None:
-        """Whether so many frames, none of them DATA, can be paid at `now`, where nothing is sent in between. None, or
-        in words why not. `latest`: the type of the last one. Nothing is counted."""
-        return None if number <= self._earned + self._free.left(now) else _too_many(latest)
+    def can_pay(self, now: float) -> float:
+        """How many frames that are not DATA can be paid at `now`, where nothing is sent in between."""
+        return self._earned + self._free.left(now)
 
     def sent(self, frame: Frame) -> None:
         """Count a frame that this side has sent, or is about to."""
@@ -139,7 +138,8 @@ class FrameHeads:
         self._begun = b""
 
     def find(self, data: bytes) -> Iterator[Head]:
-        """The heads that are complete with the next bytes. To be read to its end. Any bytes are frames of some kind."""
+        """The heads that are complete with the next bytes. To be read to its end, if anything is to follow. Any bytes
+        are frames of some kind."""
         position, size = 0, len(data)
         while True:
             step = min(self._left, size - position)
@@ -178,7 +178,8 @@ class BudgetedFrames(FrameBuffer):
         return super()._update_header_buffer(f)
 
 
-def _too_many(latest: int | None) -> str:
+def too_many(latest: int | None) -> str:
+    """That there were too many frames that carry nothing, in words. `latest`: the type of the latest."""
     return f"too many frames that carry nothing, the latest of them {_name(latest)}: over {FREE:g} a second"
 
 

@@ -34,7 +34,7 @@ from h2.settings import SettingCodes, Settings
 from h2.stream import StreamState
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
-from trio_federation.rpc.floods import BudgetedFrames, FloodError, FrameBudget, FrameHeads
+from trio_federation.rpc.floods import BudgetedFrames, FloodError, FrameBudget, FrameHeads, too_many
 from trio_federation.tls import broken_by
 from trio_federation.wire import MAX_RECEIVE
 
@@ -312,18 +312,18 @@ class _Protocol(H2Protocol):
     def look_ahead(self, data: bytes) -> list[int]:
         """Where to part what has come in so that reading no part of it takes long. Raises what reading all of it would
         end in, a flood or more calls than may be open, so that it need not be read for that."""
-        number = latest = opened = 0
+        number = opened = 0
         headers = []
+        most = self.h2.budget.can_pay(trio.current_time())
         for head in self._heads.find(data):
             if head.kind != DataFrame.type:
-                number, latest = number + 1, head.kind
+                number += 1
+                if number > most:
+                    raise FloodError(too_many(head.kind))
             if head.kind == HeadersFrame.type:
                 headers.append(head.position)
                 opened += 1
             opened -= head.ends
-        foreseen = self.h2.budget.foresee(number, latest, trio.current_time())
-        if foreseen is not None:
-            raise FloodError(foreseen)
         if opened > HEADERS_AT_ONCE and opened + self.h2.open_inbound_streams > MAX_STREAMS:
             raise TooManyStreamsError(f"more than {MAX_STREAMS} calls would be open")
         return headers[HEADERS_AT_ONCE::HEADERS_AT_ONCE]
