@@ -501,7 +501,7 @@ class Hub:
                     if not self._sessions.is_current(session):
                         # Replaced in this very moment: late data changes nothing.
                         raise _replaced(caller.cluster_id)
-                    may_count = waits.bounds(message.sent_us, message.opened_us)
+                    may_count = waits.is_bounded(message.sent_us, message.opened_us)
                     waited = waits.waited(message.sent_us, message.opened_us, now)
                     if waited >= self.settings.ttl:
                         late = Late(
@@ -518,7 +518,7 @@ class Hub:
                                 if not self._sessions.is_current(session):
                                     raise _replaced(caller.cluster_id)
                     elif now > accepted_at + self.settings.limits.first_message:
-                        # Who had not heard of us tells it once more when it has; this one never does.
+                        # Who had not heard of us tells it once more when it has. By now it should have.
                         self._refused(caller.cluster_id, [_UNBOUNDED] * len(message.items))
                     message = await call.receive()
                 said_goodbye = True

@@ -27,7 +27,7 @@ from trio_federation.identity import OwnIdentity
 from trio_federation.logs import tell_failure
 from trio_federation.metrics import FederationMetrics
 from trio_federation.reporter import Reporter
-from trio_federation.retry import Backoff, failures_of, first_window, share
+from trio_federation.retry import FIRST, Backoff, failures_of, first_window, share
 from trio_federation.rpc import CONNECT_DEADLINE, ConnectionSettings, Cut, Dialer, HubConnection, ReportCall, WatchCall
 from trio_federation.standing import Standing
 from trio_federation.watcher import Watcher
@@ -40,6 +40,8 @@ _CALMER = 2
 _CALMEST = 330.0
 #: Seconds after which a call that the hub has not objected to counts as working: hubs need not say that it does.
 _OBJECTION_TIME = 2.0
+#: The part of the clusters that report to a hub of which an agent has to know to know its own place among them.
+_MOST_OF = 0.9
 
 
 class _Trouble:
@@ -159,7 +161,11 @@ class HubLink:
 
         def part() -> tuple[float, float]:
             known = clusters()
-            return share(identity.cluster_id, known, name) if len(known) >= watcher.clusters else (0.0, 1.0)
+            # A small fleet needs none. Who is shown only some of the others does not know its own; those without
+            # records are known to nobody.
+            if first() <= FIRST or len(known) < _MOST_OF * watcher.clusters:
+                return 0.0, 1.0
+            return share(identity.cluster_id, known, name)
 
         self._connecting = _Trouble(self.health, "connection", clock, generator, first, part)
         self._reporting = _Trouble(self.health, "report", clock, generator, first, part)
@@ -305,6 +311,8 @@ class HubLink:
                 break
             if trio.current_time() >= given_up_at:
                 raise Unavailable(f"the {trouble.what} was not answered for {limit:g} s", peer=self.name)
+        if trouble is self._reporting and not waiting.cancelled_caught:
+            self._unheeded = 0  # what was told before this is told again
         self._worked = True
         if self._broke:
             self._broke = False

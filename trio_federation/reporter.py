@@ -26,6 +26,8 @@ from trio_federation.wire import AT_ONCE, report_messages
 
 #: Seconds for which changes are gathered before they are sent.
 DEBOUNCE = 0.2
+#: Seconds that a hub is given to accept a call before it is told anything.
+TO_ACCEPT = 0.2
 
 
 def _ignore(_records: int) -> None:
@@ -47,8 +49,6 @@ class Reporter:
         self._began = clock()
         #: whether the hub was told, on the open call, when we heard it first
         self._told_opening = False
-        #: whether this hub told on its last call that it takes a report
-        self._hub_accepts = False
         self._patience = trio.CancelScope()
         #: whether there is only one thing left to say: that everything is withdrawn
         self.stopping = False
@@ -99,7 +99,7 @@ class Reporter:
             resync_at = trio.current_time()
             while not self.stopping:
                 # What was told before the hub had accepted counts for nothing with one that looks at the time.
-                opens = not (said_something and (self._told_opening or call.accepted_at is None))
+                opens = not said_something or (call.accepted_at is not None and not self._told_opening)
                 if opens or trio.current_time() >= resync_at:
                     if opens:
                         await self._open(call)
@@ -125,16 +125,13 @@ class Reporter:
             await call.end()
         finally:
             self.reporting = False
-            self._hub_accepts = call.accepted.is_set()
 
     async def _wait_accepted(self, call: ReportCall) -> None:
         """Wait for the hub's first word on a call: what is told to a process that stands still, or to a proxy before
         one, would be old when it goes on. An older hub says nothing before the end, and must not wait for long."""
-        if self.stopping:
-            return
-        patience = self._settings.silence_limit if self._hub_accepts else DEBOUNCE
-        with trio.move_on_after(patience) as self._patience:
-            await call.accepted.wait()
+        if not self.stopping:
+            with trio.move_on_after(TO_ACCEPT) as self._patience:
+                await call.accepted.wait()
 
     async def _open(self, call: ReportCall) -> None:
         """Say nothing: a hub gives a call only so long for its first message, and finds out by it how quick one is. And
@@ -155,6 +152,8 @@ class Reporter:
                     message.sent_us = microseconds(now - self._began)
                 await self._send_message(call, message)
                 self.has_reported = True
+                if timed and call.accepted_at is not None and not self._told_opening:
+                    return  # the hub takes nothing of this, and is told everything again next
                 self._sent(len(message.items))
 
     async def _send_message(self, call: ReportCall, message: ReportFederationRequest) -> None:

@@ -35,8 +35,9 @@ def first_window(clusters: int) -> float:
 
 def share(own: str, everybody: Collection[str], of: str) -> tuple[float, float]:
     """The part of the first delay's bound, from 0.0 to 1.0, that belongs to one of those who lose the same thing in one
-    moment: as each knows the same of all, every part has somebody, and no part two. Who is late this time is not late
-    with another thing; `of` is its name. `own` counts whether it is among `everybody` or not."""
+    moment: where each knows of all the others, every part has somebody, and no part has two. `of` names what is lost;
+    the order in which they come back is another one for each name. `own` counts whether it is among `everybody` or
+    not."""
 
     def number(name: str) -> bytes:
         return hashlib.blake2b(f"{of}\0{name}".encode(), digest_size=8).digest()

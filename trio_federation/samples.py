@@ -116,7 +116,10 @@ class SampleTable:
         self._due: dict[float, list[_Ending]] = {}
         self._entries = 0
         #: whether in this batch one instance has taken the place of another
-        self._was_followed = False
+        self._has_followed = False
+        #: withdrawals of this moment by instances that were not current; a report may come in several batches
+        self._not_admitted: list[Withdrawal] = []
+        self._not_admitted_at = -math.inf
         #: the last sample in this batch that was found to come from its cluster's current instance
         self._admitted: tuple[str, Origin, float] | None = None
 
@@ -144,19 +147,18 @@ class SampleTable:
         what a hub relays. Late, repeated and outdated ones change nothing and are left out."""
         self.expire(now)
         self._admitted = None
-        self._was_followed = False
-        news: list[Change] = []
-        outdated: list[Withdrawal] = []
-        for change in changes:
-            if isinstance(change, Capacity):
-                found: Change | None = self._sample(change, now)
-            elif (found := self._withdrawal(change, now)) is None:
-                outdated.append(change)
-            if found is not None:
-                news.append(found)
-        if self._was_followed:
-            # A withdrawal settles nothing about who is current; a sample that came with it, and after it, may have.
-            news += filter(None, [self._withdrawal(change, now) for change in outdated])
+        self._has_followed = False
+        if self._not_admitted and now != self._not_admitted_at:
+            self._not_admitted.clear()
+        news = [
+            told
+            for change in changes
+            if (told := self._sample(change, now) if isinstance(change, Capacity) else self._withdrawal(change, now))
+        ]
+        if self._has_followed and self._not_admitted:
+            # A withdrawal settles nothing about who is current; a sample that came with it, and after it, has.
+            again, self._not_admitted = self._not_admitted, []
+            news += filter(None, [self._withdrawal(change, now) for change in again])
         return news
 
     def _sample(self, record: Capacity, now: float) -> Capacity | None:
@@ -225,6 +227,8 @@ class SampleTable:
                     # A repetition. It must come before the next question, for it is no sign of life.
                     return None
             if not self._admit(cluster_id, origin, None, now):
+                self._not_admitted.append(withdrawal)
+                self._not_admitted_at = now
                 return None
         if slot is not None:
             self._remove(slot)
@@ -257,7 +261,7 @@ class SampleTable:
                 current, observed_at, now
             ):
                 return False
-            self._was_followed = True
+            self._has_followed = True
         current = self._instances[cluster_id] = _Instance(cluster_id, origin, evidence)
         self._push(current)
         return True

@@ -48,7 +48,7 @@ class Waits:
         self._quickest: float | None = None
         self._at = 0.0
 
-    def bounds(self, sent_us: int, opened_us: int) -> bool:
+    def is_bounded(self, sent_us: int, opened_us: int) -> bool:
         """Whether a message about to be read can be held against the call's opening, as it tells of that or one before
         it has. What an older peer says, which does not tell the time, passes for new."""
         return sent_us <= 0 or opened_us > 0 or self._is_opened

@@ -55,30 +55,34 @@ class NaiveRegistry:
         self.lives: list[Life] = []
         #: whether one instance has followed on another in the changes that are taken in
         self.followed = False
+        #: withdrawals of one moment by instances that were not current
+        self.refused: list[Withdrawal] = []
+        self.refused_at = -1.0
 
     # Taking in.
 
     def apply(self, changes: Iterable[Change], now: float) -> list[Change]:
         """Take in changes, one after the other; returns those that were news, samples with their observed_at. Where one
-        instance follows on another meanwhile, withdrawals that were no news are looked at once more."""
+        instance follows on another meanwhile, withdrawals of the same moment by those who were not current are looked
+        at once more."""
         self.followed = False
-        news, no_news = self._apply(changes, now)
+        if now != self.refused_at:
+            self.refused.clear()
+        news = self._apply(changes, now)
         if self.followed:
-            news += self._apply([change for change in no_news if isinstance(change, Withdrawal)], now)[0]
+            again, self.refused = self.refused, []
+            news += self._apply(again, now)
         self.forget(now)
         return news
 
-    def _apply(self, changes: Iterable[Change], now: float) -> tuple[list[Change], list[Change]]:
+    def _apply(self, changes: Iterable[Change], now: float) -> list[Change]:
         news: list[Change] = []
-        no_news: list[Change] = []
         for change in changes:
             self.forget(now)
             told = self._sample(change, now) if isinstance(change, Capacity) else self._withdrawal(change, now)
             if told is not None:
                 news.append(told)
-            else:
-                no_news.append(change)
-        return news, no_news
+        return news
 
     def forget(self, now: float) -> None:
         """Memory of anything ends when it runs out."""
@@ -114,6 +118,8 @@ class NaiveRegistry:
                 if other is not None and other.instance == origin.instance and other.seq >= origin.seq:
                     return None  # a repetition, or older than what is known
             if not self._listens_to(identity[0], origin, None, now):
+                self.refused.append(withdrawal)
+                self.refused_at = now
                 return None
         else:
             # It ends what was known so far, and keeps that one's place in its agent's history.

@@ -239,6 +239,29 @@ def test_what_an_instance_withdraws_counts_from_the_batch_on_that_makes_it_curre
     assert samples.apply(batch, later) == []
 
 
+def test_a_report_may_come_in_several_batches_of_one_moment() -> None:
+    """As it does at a hub that looks at it step by step; what came a moment earlier is not looked at again."""
+    for pause in (0.0, 0.001):
+        samples = table()
+        old, new = Origin("old", 5, 0.0), Origin("new", 2, 1.0)
+        samples.apply([sample(10.0, old, "p1"), sample(10.0, old, "p2")], 10.0)
+        gone = Withdrawal(("east", "ns", "a", "p2"), new)
+        later = 10.0 + SILENCE_LIMIT + 1.0
+        assert samples.apply([gone], later) == []
+        taken = samples.apply([sample(later, new, "p1")], later + pause)
+        assert taken == [sample(later, new, "p1"), *([] if pause else [gone])]
+
+
+def test_a_repetition_is_not_looked_at_again() -> None:
+    """It was no news because of what is known, and not because of who has sent it."""
+    samples = table()
+    old, new = Origin("old", 5, 0.0), Origin("new", 2, 100.0)
+    gone = Withdrawal(("east", "ns", "a", "p2"), old)
+    samples.apply([sample(10.0, old, "p1"), gone], 10.0)
+    batch: list[Change] = [gone, sample(11.0, new, "p1"), sample(11.0, new, "p2")]
+    assert samples.apply(batch, 11.0) == batch[1:]
+
+
 def test_a_withdrawal_by_who_is_current_no_more_changes_nothing() -> None:
     samples = table()
     old, new = Origin("old", 5, 0.0), Origin("new", 2, 100.0)

@@ -70,7 +70,7 @@ def counted(clocks: Clocks, sent: Sequence[Sent], *, opening: float | None, told
         opened_us = microseconds(clocks.sender(opening)) if tells and opening is not None else 0
         sent_us = microseconds(clocks.sender(each.at))
         now = clocks.receiver(each.at + each.delay)
-        assert waits.bounds(sent_us, opened_us) == (opening is not None and number >= told_in)
+        assert waits.is_bounded(sent_us, opened_us) == (opening is not None and number >= told_in)
         found.append(waits.waited(sent_us, opened_us, now))
     return found
 
@@ -209,15 +209,15 @@ def test_a_peer_that_does_not_tell_is_never_late() -> None:
 def test_only_what_can_be_held_against_an_opening_is_bounded() -> None:
     """A time alone bounds nothing, before the opening was told; who tells no time at all is taken at its word."""
     waits = Waits(100.0)
-    assert waits.bounds(0, 0)
-    assert not waits.bounds(1, 0)
+    assert waits.is_bounded(0, 0)
+    assert not waits.is_bounded(1, 0)
     assert waits.waited(1_000_000, 0, 108.0) == 0.0
-    assert not waits.bounds(2_000_000, 0)
-    assert waits.bounds(3_000_000, 3_000_000)
-    assert not waits.bounds(3_000_000, 0)
+    assert not waits.is_bounded(2_000_000, 0)
+    assert waits.is_bounded(3_000_000, 3_000_000)
+    assert not waits.is_bounded(3_000_000, 0)
     # Sent when it had heard what was said at 100 s; quicker than that can nothing have been.
     assert waits.waited(3_000_000, 3_000_000, 110.0) == pytest.approx(10.0)
-    assert waits.bounds(4_000_000, 0)
+    assert waits.is_bounded(4_000_000, 0)
 
 
 def test_an_opening_that_is_a_lie_hides_nothing() -> None:

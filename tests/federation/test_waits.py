@@ -31,7 +31,7 @@ from trio_federation.pb.sandbox.sync.v1 import (
     ReportFederationRequest,
     WatchFederationRequest,
 )
-from trio_federation.reporter import DEBOUNCE
+from trio_federation.reporter import TO_ACCEPT
 from trio_federation.rpc import IncomingReport, IncomingWatch, MemoryLink, WatchCall, tcp_dialer
 from trio_federation.testing.invariants import AgesNeverShrink, NothingOutlivesItsTtl, every_invariant
 from trio_federation.waits import microseconds
@@ -427,8 +427,10 @@ class Listening:
     """A hub's report calls that take in what they are told. `accept_after`: for each call, seconds after which it says
     so; infinite: never, like an older hub's, which counts on for the calls that follow."""
 
-    def __init__(self, *accept_after: float) -> None:
+    def __init__(self, *accept_after: float, pause: float = 0.0) -> None:
         self._accept_after = list(accept_after)
+        #: seconds before each message is taken
+        self._pause = pause
         #: by call, when it was opened and what it was told
         self.calls: list[tuple[float, list[Heard]]] = []
 
@@ -444,7 +446,11 @@ class Listening:
                 await call.accept()
 
             nursery.start_soon(accept)
-            while (message := await call.receive()) is not None:
+            while True:
+                await trio.sleep(self._pause)
+                message = await call.receive()
+                if message is None:
+                    break
                 idle = [each.idle for each in message.items if each.observed_for_ms < 2**40]
                 gone = len(message.items) - len(idle)
                 heard.append(Heard(trio.current_time(), message.sent_us, message.opened_us, idle, gone))
@@ -453,8 +459,8 @@ class Listening:
 
 
 @asynccontextmanager
-async def told_to(listening: Listening) -> AsyncIterator[Simulation]:
-    """West, which has one pool with 3 idle, and reports to such a hub."""
+async def told_to(listening: Listening, pools: int = 1) -> AsyncIterator[Simulation]:
+    """West, which has pools with 3 idle, and reports to such a hub."""
 
     async def watch(call: IncomingWatch) -> None:
         await call.request()
@@ -463,7 +469,7 @@ async def told_to(listening: Listening) -> AsyncIterator[Simulation]:
 
     hub = ScriptedHub("listening", listening.report, watch)
     async with simulated_federation("west", hubs=0, scripted_hubs=[hub], start=False) as fed:
-        fed["west"].source.set(member("west", idle=3))
+        fed["west"].source.set(*(member("west", f"p{number:05}", idle=3) for number in range(pools)))
         await fed["west"].start()
         yield fed
 
@@ -476,7 +482,7 @@ async def test_a_hub_that_accepts_late_is_told_everything_again(autojump_clock: 
         await trio.sleep(4.0)
         ((opened_at, heard),) = listening.calls
         before, after = heard[:2], heard[2:]
-        assert [each.at - opened_at for each in before] == pytest.approx([DEBOUNCE] * 2)
+        assert [each.at - opened_at for each in before] == pytest.approx([TO_ACCEPT] * 2)
         assert [(each.opened_us, each.idle) for each in before] == [(0, []), (0, [3])]
         assert [each.at - opened_at for each in after] == pytest.approx([3.0] * 2)
         assert [each.idle for each in after] == [[], [3]]
@@ -493,19 +499,35 @@ async def test_a_hub_that_accepts_late_is_told_everything_again(autojump_clock: 
         ]
 
 
+async def test_what_a_hub_will_not_take_is_not_told_to_its_end(autojump_clock: MockClock) -> None:
+    """It accepts while it is being told everything, and reads slowly. Nor does what was told before count as told."""
+    pools, pause = 10_000, 0.1
+    listening = Listening(0.5, pause=pause)
+    async with told_to(listening, pools) as fed:
+        await trio.sleep(20 * pause)
+        ((_, heard),) = listening.calls
+        opening = next(number for number, each in enumerate(heard) if each.opened_us)
+        before, after = heard[:opening], heard[opening:]
+        assert 0 < sum(len(each.idle) for each in before) < pools
+        # What was in flight when it accepted, and no more.
+        assert before[-1].at <= 0.5 + 3 * pause
+        assert sum(len(each.idle) for each in after) == pools
+        assert counted(fed["west"].agent, "trio_federation_hub_reported_records_total") == pools
+
+
 async def test_an_older_hub_is_told_everything_at_once(autojump_clock: MockClock) -> None:
     """It accepts nothing before the end, and is waited for only for a moment; also the one that follows on a hub that
-    accepts, but for its first call."""
+    accepts."""
     listening = Listening(0.0, math.inf)
     async with told_to(listening) as fed:
-        for waited_for in (0.0, fed.settings.silence_limit, DEBOUNCE, DEBOUNCE):
+        for waited_for in (0.0, TO_ACCEPT, TO_ACCEPT):
             await trio.sleep(waited_for + 4.0)
             opened_at, heard = listening.calls[-1]
             assert [each.at - opened_at for each in heard] == pytest.approx([waited_for] * 2)
             assert [each.idle for each in heard] == [[], [3]]
             fed.cut("west")
             await trio.sleep(1.0)
-        assert len(listening.calls) == 5
+        assert len(listening.calls) == 4
 
 
 async def test_a_goodbye_to_a_hub_that_was_never_heard_counts(autojump_clock: MockClock) -> None:

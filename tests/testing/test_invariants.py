@@ -380,7 +380,7 @@ async def a_report_is_held(fed: Simulation) -> None:
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody counts from now on for how long a message was on its way."""
     monkeypatch.setattr(Waits, "waited", lambda *_: 0.0)
-    monkeypatch.setattr(Waits, "bounds", lambda *_: True)
+    monkeypatch.setattr(Waits, "is_bounded", lambda *_: True)
 
 
 def test_a_hub_that_does_not_count_the_time_in_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

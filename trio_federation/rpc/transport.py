@@ -53,8 +53,8 @@ READ_SIZE = 64 * 1024
 CLOSE_DEADLINE = 1.0
 #: Bytes of a reason that are told a peer whose connection is ended.
 MAX_REASON = 500
-#: Headers that are read in one go, before others have their turn: it takes some 50 µs to read those of one call, and as
-#: much to begin it.
+#: HEADERS frames that are read in one go, before others have their turn: it takes some 50 µs to read the headers of one
+#: call, and as much to begin it.
 HEADERS_AT_ONCE = 16
 #: Bytes of headers that are taken in one request.
 MAX_HEADERS = 16 * 1024
@@ -312,13 +312,15 @@ class _Protocol(H2Protocol):
     def look_ahead(self, data: bytes) -> list[int]:
         """Where to part what has come in so that reading no part of it takes long. Raises what reading all of it would
         end in, a flood or more calls than may be open, so that it need not be read for that."""
-        number = opened = 0
+        # `opened` is never too high: an end is counted also where the call stays open in the other direction. The
+        # parts end behind a head, not behind a frame: h2 keeps what is not complete.
+        weightless = opened = 0
         headers = []
         most = self.h2.budget.can_pay(trio.current_time())
         for head in self._heads.find(data):
             if head.kind != DataFrame.type:
-                number += 1
-                if number > most:
+                weightless += 1
+                if weightless > most:
                     raise FloodError(too_many(head.kind))
             if head.kind == HeadersFrame.type:
                 headers.append(head.position)

@@ -259,7 +259,7 @@ class NothingCountsTwice(Invariant):
         """Whether an agent has ended, and another one speaks for its cluster."""
         process = history.process
         return not process.is_running and any(
-            other.began_at >= process.ended_at for other in processes_of(self.federation, process.cluster.cluster_id)
+            other.began_at > process.began_at for other in processes_of(self.federation, process.cluster.cluster_id)
         )
 
     def _said_together(

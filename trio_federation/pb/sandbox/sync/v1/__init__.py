@@ -190,8 +190,9 @@ class ReportFederationRequest(betterproto2.Message):
 
     opened_us: "int" = betterproto2.field(102, betterproto2.TYPE_UINT64)
     """
-    The same clock when the sender first heard of the receiver on this call; in its first message after that. A hub
-    cannot know how old is what came with a time before this, and takes nothing of it: tell it again. 0: not said.
+    The same clock when the sender first heard of the receiver on this call; in its first message after that. Of messages
+    with sent_us a hub takes nothing before it was told this, as it cannot know how old they are: tell it again. Messages
+    without sent_us it takes at once, as new. 0: not said.
     """
 
 
