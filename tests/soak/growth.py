@@ -1,9 +1,9 @@
-"""Whether something grows: medians of a series' thirds, and what may grow by how much. Pure: it gets numbers and
-moments, and knows nothing of where they come from."""
+"""Whether something grows: medians or minima of a series' thirds, and what may grow by how much. Pure: it gets numbers
+and moments, and knows nothing of where they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_high
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Point(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """A series in three parts of as many points: the median of each."""
+    """A series in three parts of as many points: the median or the minimum of each."""
 
     first: float
     middle: float
@@ -29,16 +29,17 @@ class Growth(NamedTuple):
         return self.last - self.first
 
 
-def growth(points: Sequence[Point], warm_up: float) -> Growth:
+def growth(points: Sequence[Point], warm_up: float, *, least: bool = False) -> Growth:
     """The medians of what was measured after `warm_up`, in seconds. Medians, so that a moment in which many are away,
-    or all come back, counts no more than any other. Raises ValueError where a third is empty."""
+    or all come back, counts no more than any other. `least`: the minima, of what is only ever too much by chance, so
+    that the least that is held at any time is nearest to what has to be. Raises ValueError where a third is empty."""
     kept = [point.value for point in points if point.at >= warm_up]
     if len(kept) < 3:
         raise ValueError(f"{len(kept)} points after {warm_up:g} s are too few for three thirds")
     parts: tuple[list[float], list[float], list[float]] = ([], [], [])
     for number, value in enumerate(kept):
         parts[number * 3 // len(kept)].append(value)
-    return Growth(*(median(part) for part in parts))
+    return Growth(*(min(part) if least else median(part) for part in parts))
 
 
 @dataclass
@@ -73,12 +74,14 @@ class Measured:
         return [f"{name} +{more[name]:,}" for name in ordered[:most]]
 
 
-def complaints(name: str, measured: Measured, *, warm_up: float, allowed: Mapping[str, float]) -> list[str]:
+def complaints(
+    name: str, measured: Measured, *, warm_up: float, allowed: Mapping[str, float], least: Collection[str] = ()
+) -> list[str]:
     """What has grown too much in a process, a line each: its series that are named in `allowed` may grow by so much
-    from the first third to the last."""
+    from the first third to the last. `least`: those of which the minima count."""
     found = []
     for what, most in allowed.items():
-        seen = growth(measured.series[what], warm_up)
+        seen = growth(measured.series[what], warm_up, least=what in least)
         if seen.amount > most:
             shown = " → ".join(f"{value:,.0f}" for value in seen)
             found.append(f"{name}: {what} have grown by {seen.amount:,.0f}, more than {most:,.0f}: {shown}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.soak.fleet import AT_REST, Plan
+from tests.soak.fleet import AT_REST, LEAST, Plan
 from tests.soak.growth import Growth, Measured, Point, complaints, growth
 
 WARM_UP = 100.0
@@ -23,7 +23,7 @@ PLAN = Plan(
     agents=50,
     processes=5,
     length=1800.0,
-    rests=12,
+    rests=20,
     forgotten_after=7.0,
     warm_up=WARM_UP,
     measure_interval=10.0,
@@ -46,7 +46,7 @@ def measured(name: str, values: Sequence[float]) -> Measured:
 
 
 def judged(found: Measured) -> list[str]:
-    return complaints("hub", found, warm_up=WARM_UP, allowed=PLAN.allowed)
+    return complaints("hub", found, warm_up=WARM_UP, allowed=PLAN.allowed, least=LEAST)
 
 
 @pytest.mark.parametrize("name", list(PLAN.allowed))
@@ -79,6 +79,18 @@ def test_a_moment_counts_for_nothing(excess: set[int], third: int) -> None:
     for number in excess:
         values[third * THIRD + number] = 1e9
     assert growth(points(values), WARM_UP) == Growth(1000.0, 1000.0, 1000.0)
+
+
+@given(
+    extra=st.lists(st.floats(0.0, 1e6), min_size=3 * THIRD, max_size=3 * THIRD),
+    at_need=st.lists(st.integers(0, THIRD - 1), min_size=3, max_size=3),
+)
+def test_what_is_held_by_chance_is_no_growth_where_the_least_counts(extra: list[float], at_need: list[int]) -> None:
+    """However much and however often, so long as each third has one point without."""
+    for third, number in enumerate(at_need):
+        extra[third * THIRD + number] = 0.0
+    assert growth(points([1000.0 + each for each in extra]), WARM_UP, least=True).amount == 0
+    assert judged(measured(BLOCKS, [1000.0 + each for each in extra])) == []
 
 
 def test_what_came_before_the_warm_up_counts_for_nothing() -> None:

@@ -60,7 +60,7 @@ async def test_nothing_grows(
         agents=50,
         processes=5,
         length=minutes * 60,
-        rests=12,
+        rests=20,
         forgotten_after=7.0,
         warm_up=minutes * 10,
         measure_interval=min(10.0, minutes),
