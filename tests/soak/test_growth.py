@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.soak.churn import RECORDS, SHARED_ENVS, Cluster
 from tests.soak.fleet import AT_REST, LEAST, Plan
 from tests.soak.growth import Growth, Measured, Point, complaints, growth
 
@@ -113,3 +114,15 @@ def test_what_there_is_more_of_is_named() -> None:
         for number in range(3 * THIRD)
     ]
     assert judged(found)[1] == "hub: there are more of hub._News +120, hub._Watcher +40"
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 40), min_size=1, max_size=4))
+def test_at_rest_there_is_as_much_to_hold_as_at_the_beginning(seed: int, changes: list[int]) -> None:
+    """However much has come and gone: so many records, in envs that others have, too."""
+    cluster = Cluster("east", random.Random(seed))
+    for count in changes:
+        for _ in range(count):
+            cluster.change()
+        cluster.settle()
+        assert len({record.identity for record in cluster.records}) == RECORDS == len(cluster.records)
+        assert {record.env_name for record in cluster.records} <= set(SHARED_ENVS)

@@ -202,6 +202,8 @@ class Worker:
         match what:
             case "churn":
                 self.churns = value
+                for member in () if value else self.members.values():
+                    member.cluster.settle()
             case "end":
                 self.members[value].end()
             case "start":
