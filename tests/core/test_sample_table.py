@@ -222,16 +222,23 @@ def test_a_current_instance_that_holds_nothing_any_more_makes_room_for_one_that_
     assert samples.apply([successor], 102.0) == [successor]
 
 
-@pytest.mark.parametrize("first", ["withdrawal", "sample"])
-def test_what_an_instance_withdraws_counts_from_the_batch_on_that_makes_it_current(first: str) -> None:
-    """Of instances that started together it is a sample that settles who is current; a withdrawal in front of it is
-    looked at once more. Alone it changes nothing."""
+def withdrawn_by_a_newcomer() -> tuple[SampleTable, Origin, Withdrawal, float]:
+    """A table with p1 and p2 of an instance that has been silent for too long, the origin of one that started together
+    with it, that one's withdrawal of p2, which alone is no news, and when it has come."""
     samples = table()
     old, new = Origin("old", 5, 0.0), Origin("new", 2, 1.0)
     samples.apply([sample(10.0, old, "p1"), sample(10.0, old, "p2")], 10.0)
     gone = Withdrawal(("east", "ns", "a", "p2"), new)
     later = 10.0 + SILENCE_LIMIT + 1.0
     assert samples.apply([gone], later) == []
+    return samples, new, gone, later
+
+
+@pytest.mark.parametrize("first", ["withdrawal", "sample"])
+def test_what_an_instance_withdraws_counts_from_the_batch_on_that_makes_it_current(first: str) -> None:
+    """Of instances that started together it is a sample that settles who is current; a withdrawal in front of it is
+    looked at once more. Alone it changes nothing."""
+    samples, new, gone, later = withdrawn_by_a_newcomer()
     batch: list[Change] = [gone, sample(later, new, "p1")]
     news = samples.apply(batch if first == "withdrawal" else batch[::-1], later)
     assert seen(news) == seen([sample(later, new, "p1"), gone])
@@ -242,12 +249,7 @@ def test_what_an_instance_withdraws_counts_from_the_batch_on_that_makes_it_curre
 def test_a_report_may_come_in_several_batches_of_one_moment() -> None:
     """As it does at a hub that looks at it step by step; what came a moment earlier is not looked at again."""
     for pause in (0.0, 0.001):
-        samples = table()
-        old, new = Origin("old", 5, 0.0), Origin("new", 2, 1.0)
-        samples.apply([sample(10.0, old, "p1"), sample(10.0, old, "p2")], 10.0)
-        gone = Withdrawal(("east", "ns", "a", "p2"), new)
-        later = 10.0 + SILENCE_LIMIT + 1.0
-        assert samples.apply([gone], later) == []
+        samples, new, gone, later = withdrawn_by_a_newcomer()
         taken = samples.apply([sample(later, new, "p1")], later + pause)
         assert taken == [sample(later, new, "p1"), *([] if pause else [gone])]
 

@@ -180,6 +180,22 @@ async def test_a_message_in_pieces_takes_up_what_it_holds(
 # --- much at once, on virtual time -----------------------------------------------------------------------------------
 
 
+class Begun:
+    """Counts the reports that are begun. `report`: what is done with each; by default nothing, for ever."""
+
+    def __init__(self, report: Callable[[IncomingReport], Awaitable[None]] | None = None) -> None:
+        self.count = 0
+        self._report = report
+
+    async def report(self, call: IncomingReport) -> None:
+        """Serve one."""
+        self.count += 1
+        if self._report is None:
+            await trio.sleep_forever()
+        else:
+            await self._report(call)
+
+
 def many_calls(peer: RawPeer, number: int) -> bytes:
     """The bytes of so many calls, each with headers that have to be unpacked anew."""
     for _ in range(number):
@@ -197,19 +213,14 @@ async def test_calls_that_come_at_once_are_begun_in_parts(
 ) -> None:
     """So that others have their turn between two of them; of the bytes nothing is lost or changed."""
     parts: list[tuple[int, bytes]] = []
-    begun = 0
+    begun = Begun()
     real = _Protocol.data_received
 
-    async def report(call: IncomingReport) -> None:
-        nonlocal begun
-        begun += 1
-        await trio.sleep_forever()
-
     def data_received(self: _Protocol, data: bytes) -> None:
-        parts.append((begun, data))
+        parts.append((begun.count, data))
         real(self, data)
 
-    async with joined_to_raw_client(report=report) as (peer, _):
+    async with joined_to_raw_client(report=begun.report) as (peer, _):
         await peer.read_some()
         await trio.sleep(1)
         monkeypatch.setattr(_Protocol, "data_received", data_received)
@@ -218,7 +229,7 @@ async def test_calls_that_come_at_once_are_begun_in_parts(
         await trio.sleep(1)
         assert b"".join(part for _, part in parts) == data
         assert len(parts) == 4
-        assert begun == 4 * HEADERS_AT_ONCE
+        assert begun.count == 4 * HEADERS_AT_ONCE
         # Those of one part have begun before the last one is read.
         assert parts[-1][0] > 0
 
@@ -252,56 +263,44 @@ async def test_more_calls_than_may_be_open_are_not_begun(
     autojump_clock: MockClock, connections: list[Http2Connection]
 ) -> None:
     """Where they come in one piece none of them is; those that are open already count."""
-    begun = 0
-
-    async def report(call: IncomingReport) -> None:
-        nonlocal begun
-        begun += 1
-        await trio.sleep_forever()
-
-    async with joined_to_raw_client(report=report) as (peer, ended):
+    begun = Begun()
+    async with joined_to_raw_client(report=begun.report) as (peer, ended):
         await peer.read_some()
         await peer.stream.send_all(many_calls(peer, 30))
         await trio.sleep(1)
         await peer.stream.send_all(many_calls(peer, MAX_STREAMS - 30))
         await trio.sleep(1)
-        assert begun == MAX_STREAMS
+        assert begun.count == MAX_STREAMS
         await peer.stream.send_all(b"".join(RstStreamFrame(number, error_code=8).serialize() for number in (1, 3)))
         await peer.stream.send_all(many_calls(peer, 2))
         await trio.sleep(1)
-        assert begun == MAX_STREAMS + 2
+        assert begun.count == MAX_STREAMS + 2
         assert not ended.is_set()
         resets = b"".join(RstStreamFrame(number, error_code=8).serialize() for number in range(5, 45, 2))
         await peer.stream.send_all(resets + many_calls(peer, 40))
         await ended.wait()
         assert connections[0].cut is Cut.PROTOCOL
         assert "TooManyStreamsError: more than 100 calls would be open" in connections[0].ended
-        assert begun == MAX_STREAMS + 2
+        assert begun.count == MAX_STREAMS + 2
 
 
 async def test_a_call_that_is_given_up_in_the_same_moment_is_not_begun(
     autojump_clock: MockClock, connections: list[Http2Connection]
 ) -> None:
     """Nor does it keep any of the window: several times as much as the connection's comes in such calls."""
-    begun = 0
-
-    async def report(call: IncomingReport) -> None:
-        nonlocal begun
-        begun += 1
-        await take_reports(call)
-
+    begun = Begun(take_reports)
     size = 50_000
-    async with joined_to_raw_client(report=report, link=new_link(capacity=1 << 20)) as (peer, ended):
+    async with joined_to_raw_client(report=begun.report, link=new_link(capacity=1 << 20)) as (peer, ended):
         await peer.read_some()
         for _ in range(2 * CONNECTION_WINDOW // size):
             await peer.request(REPORT_PATH, bytes(size), reset=True)
             await trio.sleep(1)
             with trio.move_on_after(0.001):
                 await peer.read_some()
-        assert begun == 0
+        assert begun.count == 0
         await peer.request(REPORT_PATH, framed(report_of(1)), end=True)
         await peer.wait_for(TrailersReceived)
-        assert begun == 1
+        assert begun.count == 1
         assert not ended.is_set()
 
 

@@ -44,8 +44,6 @@ LEFT_WITHIN = 40.0
 AT_REST = " at rest"
 #: Threads beyond those of the beginning: Trio keeps idle ones for ten seconds.
 SPARE_THREADS = 3
-#: Tasks beyond them, in a process of ten agents, one of which may be in the midst of something.
-SPARE_TASKS = 3
 #: Of these it is the least that counts. Consumers of an agent may hold the records from before a resync, which are
 #: other objects, or those from after it already: in a process of ten agents ten thousand blocks more or less.
 LEAST = (f"blocks{AT_REST}", f"objects{AT_REST}")
@@ -106,7 +104,7 @@ class Plan:
             "own RSS": self.allowed_memory,
             f"descriptors{AT_REST}": 0.0,
             f"threads{AT_REST}": SPARE_THREADS,
-            f"tasks{AT_REST}": SPARE_TASKS,
+            f"tasks{AT_REST}": 0.0,
             f"tables{AT_REST}": 0.0,
         }
 
